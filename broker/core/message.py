@@ -8,7 +8,7 @@ exactly the order of a partition; the sequence is unique in it, so a comparison 
 from __future__ import annotations
 
 from itertools import repeat
-from typing import Any, Iterable, NamedTuple, Sequence, TypeAlias
+from typing import Any, Final, Iterable, NamedTuple, Sequence, TypeAlias
 
 
 class PartitionKey(NamedTuple):
@@ -25,10 +25,17 @@ class PartitionKey(NamedTuple):
 #: with "id" (chosen by the user) and "headers".
 Entry: TypeAlias = tuple[int, int, int, int, bytes, dict[str, Any] | None]
 
-TIMESTAMP, SEQUENCE, PRIORITY, FORMAT, BODY, EXTRAS = range(6)
+TIMESTAMP: Final = 0
+SEQUENCE: Final = 1
+PRIORITY: Final = 2
+FORMAT: Final = 3
+BODY: Final = 4
+EXTRAS: Final = 5
 
 #: How the body's bytes are to be read by the one who handles the message.
-FORMAT_BYTES, FORMAT_TEXT, FORMAT_JSON = range(3)
+FORMAT_BYTES: Final = 0
+FORMAT_TEXT: Final = 1
+FORMAT_JSON: Final = 2
 FORMAT_NAMES = ("bytes", "text", "json")
 
 

@@ -126,6 +126,7 @@ class Subscribed:
     session: str
     prefetch: int
     callback: str
+    can_recall: bool
 
 
 @dataclass(slots=True)

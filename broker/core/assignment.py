@@ -1,0 +1,332 @@
+"""Who gets what: the ready line that ranks first goes to the subscriber with the lowest load.
+
+A subscriber owns a line exactly as long as messages of it are in its sub-queue. So an assignment is
+always made together with a delivery and ends with the ack (or the loss) of the last message: there is
+no owner that must be asked, and no rebalancing that stops the world. While a line is owned, its owner
+is topped up from it as room allows, after the ready lines have had their turn.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heapreplace
+from typing import TYPE_CHECKING, Iterable
+
+from broker.core.commands import Decision, Dispatch, Send
+from broker.core.message import Entry, PartitionKey
+from broker.core.partition import Line
+from broker.core.records import Delivered, Recalled, Record
+from broker.core.sub_queue import SubQueue
+from broker.core.subscription import Subscription
+
+if TYPE_CHECKING:
+    from broker.core.channel import Channel
+
+#: How many queued messages a held partition weighs in a subscriber's load.
+PARTITION_WEIGHT = 16
+
+
+class _Share:
+    """What one subscriber gets out of one dispatch."""
+
+    __slots__ = (
+        "queue", "load", "room", "keys", "firsts", "sequences", "counts", "epochs", "attempts",
+        "late", "lines", "entries", "topped",
+    )  # fmt: skip
+
+    def __init__(self, queue: SubQueue) -> None:
+        self.queue = queue
+        self.load = queue.unsettled + PARTITION_WEIGHT * len(queue.held)
+        self.room = queue.prefetch - queue.unsettled
+        self.keys: list[PartitionKey] = []
+        self.firsts: list[int] = []
+        self.sequences: list[int] = []
+        self.counts: list[int] = []
+        self.epochs: list[int] = []
+        self.attempts: list[int] = []
+        self.late: list[int] = []
+        self.lines: list[Line] = []
+        self.entries: list[Entry] = []
+        self.topped: set[Line] = set()
+
+    def take(self, line: Line, epoch: int, count_max: int) -> int:
+        """Add as much of a line as fits; return how many messages that is."""
+        messages = line.messages
+        start = line.head + line.delivered - line.settled
+        count = len(messages) - start
+        first = line.delivered + 1
+        if first <= line.suspect_upto:
+            count = 1
+        elif count > 1:
+            count = min(count, self.room, count_max)
+        entry = messages[start]
+        if entry[0] < line.last_timestamp and first > line.handed:
+            self._note_late(line, start, count)
+        self.keys.append(line.key)
+        self.firsts.append(first)
+        self.sequences.append(entry[1])
+        self.epochs.append(epoch)
+        self.lines.append(line)
+        # Only the first unsettled message can have been tried before; see Line.
+        self.attempts.append(
+            line.attempt if first == line.settled + 1 else line.later_attempt
+        )
+        if count == 1:
+            self.counts.append(1)
+            self.entries.append(entry)
+        else:
+            run = messages[start : start + count]
+            self.entries += run
+            if line.irregular:
+                self.split(run)
+            else:
+                self.counts.append(count)
+        self.room -= count
+        self.load += count
+        return count
+
+    def top_up(self, lines: Iterable[Line], count_max: int) -> None:
+        """Add more of lines that the subscriber owns already."""
+        for line in lines:
+            if self.room < 1:
+                break
+            # A line with suspects has one message in flight at a time; see Line.
+            if not line.suspect_upto and line not in self.topped:
+                self.topped.add(line)
+                self.take(line, line.epoch, count_max)
+
+    def _note_late(self, line: Line, start: int, count: int) -> None:
+        offset = len(self.entries)
+        for index, entry in enumerate(line.messages[start : start + count]):
+            if entry[0] < line.last_timestamp:
+                self.late.append(offset + index)
+
+    def split(self, run: list[Entry]) -> None:
+        """Cut the newest run wherever its sequences are not contiguous."""
+        first, epoch, line = self.firsts[-1], self.epochs[-1], self.lines[-1]
+        begin = 0
+        for index in range(1, len(run) + 1):
+            if index < len(run) and run[index][1] == run[index - 1][1] + 1:
+                continue
+            if begin:
+                self.keys.append(line.key)
+                self.firsts.append(first + begin)
+                self.sequences.append(run[begin][1])
+                self.epochs.append(epoch)
+                self.lines.append(line)
+                self.attempts.append(line.later_attempt)
+            self.counts.append(index - begin)
+            begin = index
+
+    def send(self, subscription: Subscription, now_ms: int) -> Send:
+        """The record and the messages of this share."""
+        name = self.queue.subscriber
+        delivered = Delivered(
+            now_ms, subscription.name, name, self.keys, self.firsts, self.sequences,
+            self.counts, self.epochs, self.attempts, self.late, self.lines,
+        )  # fmt: skip
+        return Send(subscription.name, name, delivered, self.entries)
+
+
+def decide_dispatch(channel: Channel, command: Dispatch, now_ms: int) -> Decision:
+    """Give out what waits, as far as subscribers have room; one Delivered per subscriber."""
+    sends: list[Send] = []
+    if not channel.queues_down:
+        epoch = channel.epoch
+        for subscription in channel.subscriptions_list:
+            shares, epoch = _share_out(channel, subscription, epoch, now_ms)
+            sends += [share.send(subscription, now_ms) for share in shares if share.entries]
+    return Decision([send.delivered for send in sends], {}, sends)
+
+
+def _share_out(
+    channel: Channel, subscription: Subscription, epoch: int, now_ms: int
+) -> tuple[Iterable[_Share], int]:
+    shares = {
+        queue: _Share(queue)
+        for queue in subscription.subscribers.values()
+        if queue.unsettled < queue.prefetch
+    }
+    if not shares:
+        return (), epoch
+    count_max = channel.policy.run_count_max
+    level_ready = subscription.queue.level_max()
+    for queue, share in shares.items():
+        if queue.pressing:
+            urgent = [line for line in queue.pressing if line.level > level_ready]
+            share.top_up(sorted(urgent, key=_by_level), count_max)
+    if subscription.queue:
+        epoch = _give_ready(channel, subscription, shares, epoch, now_ms)
+    for queue, share in shares.items():
+        share.top_up(queue.hungry, count_max)
+    return shares.values(), epoch
+
+
+def _by_level(line: Line) -> int:
+    return -line.level
+
+
+def _give_ready(
+    channel: Channel,
+    subscription: Subscription,
+    shares: dict[SubQueue, _Share],
+    epoch: int,
+    now_ms: int,
+) -> int:
+    """Walk the ready lines in rank order and give each to the least loaded; return the last epoch.
+
+    The heap may hold an outdated load of a share that was served out of turn (its entry is too low);
+    such an entry is corrected when it comes to the top.
+    """
+    count_max = channel.policy.run_count_max
+    alone = len(subscription.subscribers) == 1
+    heap = [(share.load, queue.given, queue.subscriber, share) for queue, share in shares.items()]
+    heapify(heap)
+    for line in subscription.queue.ranked(now_ms):
+        while True:
+            load, given, name, share = heap[0]
+            if share.room < 1:
+                heapreplace(heap, (_FULL, given, name, share))
+                if heap[0][0] >= _FULL:
+                    return epoch
+            elif load != share.load:
+                heapreplace(heap, (share.load, given, name, share))
+            else:
+                break
+        previous = line.previous
+        if previous is not None and previous is not share.queue:
+            sticky = shares.get(previous)
+            if sticky is not None and sticky.room > 0 and sticky.load <= load:
+                share = sticky
+        if line.avoid is share.queue and not alone:
+            other = _least_loaded_but(shares.values(), share)
+            if other is None:
+                continue
+            share = other
+        epoch += 1
+        share.take(line, epoch, count_max)
+        share.load += PARTITION_WEIGHT
+        if share is heap[0][3]:
+            heapreplace(heap, (share.load, epoch, name, share))
+    return epoch
+
+
+_FULL = 1 << 60
+
+
+def _least_loaded_but(shares: Iterable[_Share], avoided: _Share) -> _Share | None:
+    others = [share for share in shares if share is not avoided and share.room > 0]
+    return min(others, key=lambda share: share.load, default=None)
+
+
+def apply_delivered(channel: Channel, record: Delivered) -> None:
+    """The runs are in the subscriber's sub-queue now; a new epoch makes it their owner."""
+    subscription = channel.subscriptions[record.subscription]
+    queue = subscription.subscribers[record.subscriber]
+    lines: list[Line] | None = record.lines
+    if lines is None:
+        find = channel.backup.line
+        lines = [find(key, subscription) for key in record.keys]
+    ready, held, totals = subscription.queue, queue.held, subscription.totals
+    total = 0
+    for line, first, count, epoch, attempt in zip(
+        lines, record.firsts, record.counts, record.epochs, record.attempts
+    ):
+        if line.owner is None:
+            assert epoch > line.epoch, (line, epoch)
+            ready.discard(line)
+            held[epoch] = line
+            queue.given = line.epoch = epoch
+            line.owner = line.previous = queue
+            line.avoid = None
+            totals.queues_created += 1
+        assert line.owner is queue and line.epoch == epoch, (line, epoch)
+        assert first == line.delivered + 1, (line, first)
+        upto = line.delivered = first + count - 1
+        start = line.head + upto - line.settled
+        if upto > line.handed:
+            line.handed = upto
+            timestamp = line.messages[start - 1][0]
+            if timestamp > line.last_timestamp:
+                line.last_timestamp = timestamp
+        if line.urgent is not None:
+            line.remove_urgent(line.messages[start - count : start])
+        if start < len(line.messages) or line in queue.hungry:
+            # Out and in again: the lines of a sub-queue take turns.
+            queue.hungry.pop(line, None)
+            queue.settle_hunger(line)
+        if attempt > 1:
+            totals.redelivered += 1
+        total += count
+    # The shares of one dispatch take their epochs in turns.
+    channel.epoch = max(channel.epoch, max(record.epochs))
+    queue.unsettled += total
+    queue.delivered_total += total
+    totals.delivered += total
+    totals.late += len(record.late)
+
+
+def resend(queue: SubQueue) -> _Share:
+    """All that a subscriber holds, as a share with the epochs it has already. Changes nothing."""
+    share = _Share(queue)
+    for epoch, line in queue.held.items():
+        run = line.entries(line.settled + 1, line.in_flight)
+        share.keys.append(line.key)
+        share.firsts.append(line.settled + 1)
+        share.sequences.append(run[0][1])
+        share.epochs.append(epoch)
+        share.attempts.append(line.attempt)
+        share.lines.append(line)
+        share.entries += run
+        if line.irregular:
+            share.split(run)
+        else:
+            share.counts.append(len(run))
+    return share
+
+
+def decide_recall(
+    channel: Channel, subscription: Subscription, now_ms: int
+) -> list[Record]:
+    """When a subscriber has nothing and others hold several lines with more to come, share.
+
+    Each assignment is asked for at most once; the owner answers with what it has not started.
+    """
+    if len(subscription.subscribers) < 2 or subscription.queue or channel.queues_down:
+        return []
+    queues = subscription.subscribers.values()
+    idle = [queue for queue in queues if not queue.held and queue.room > 0]
+    if not idle:
+        return []
+    held_total = sum(len(queue.held) for queue in queues)
+    fair = max(1, held_total // len(subscription.subscribers))
+    wanted = fair * len(idle)
+    records: list[Record] = []
+    for donor in sorted(queues, key=lambda queue: (-len(queue.held), queue.subscriber)):
+        spare = min(len(donor.held) - fair, wanted)
+        if spare < 1 or not donor.can_recall or donor.unsettled <= len(donor.held):
+            continue
+        # The newest assignments are the least likely to have been started.
+        lines = [line for line in reversed(donor.held.values()) if not line.recalled][:spare]
+        if lines:
+            records.append(recall_of(subscription, donor, lines, "join", now_ms))
+            wanted -= len(lines)
+    return records
+
+
+def recall_of(
+    subscription: Subscription, queue: SubQueue, lines: list[Line], reason: str, now_ms: int
+) -> Recalled:
+    """The record that asks ``queue`` to hand ``lines`` back as far as they are not started."""
+    return Recalled(
+        now_ms, subscription.name, queue.subscriber, [line.key for line in lines],
+        [line.epoch for line in lines], reason,
+    )  # fmt: skip
+
+
+def apply_recalled(channel: Channel, record: Recalled) -> None:
+    """The lines get no more messages under this assignment."""
+    queue = channel.subscriptions[record.subscription].subscribers[record.subscriber]
+    for epoch in record.epochs:
+        line = queue.held[epoch]
+        line.recalled = record.reason
+        queue.forget_hunger(line)

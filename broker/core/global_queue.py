@@ -1,0 +1,126 @@
+"""GlobalQueue: the partitions that have work and no owner, by urgency, then by age.
+
+One level per priority in use, in a SortedDict; in a level the lines stand in the order in which they
+became ready. An OrderedDict gives insertion, removal from anywhere and a walk from the oldest, each
+in constant time, which a sorted list of all lines would not.
+
+Ageing: a line ranks by level + waited / ageing_ms. In one level the oldest ranks first, so a walk
+over all lines in rank order is a merge of the levels, and no line has to be moved as time passes.
+Lines that must wait for a back-off stand apart, sorted by the time when they are due.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from heapq import merge
+from typing import Iterator
+
+from sortedcontainers import SortedDict, SortedKeyList
+
+from broker.core.partition import Line
+
+
+def _due(line: Line) -> tuple[int, int]:
+    return (line.not_before_ms, line.epoch)
+
+
+class GlobalQueue:
+    """The ready lines of one subscription.
+
+    >>> queue = GlobalQueue(ageing_ms=1000)
+    >>> len(queue), list(queue.ranked(0))
+    (0, [])
+    """
+
+    __slots__ = ("ageing_ms", "_levels", "_level_of", "_delayed")
+
+    def __init__(self, ageing_ms: int) -> None:
+        self.ageing_ms = ageing_ms
+        self._levels: SortedDict[int, OrderedDict[Line, None]] = SortedDict()  # by -priority
+        self._level_of: dict[Line, int] = {}
+        self._delayed: SortedKeyList[Line] = SortedKeyList(key=_due)
+
+    def __len__(self) -> int:
+        return len(self._level_of) + len(self._delayed)
+
+    def __contains__(self, line: Line) -> bool:
+        return line in self._level_of or line in self._delayed
+
+    def add(self, line: Line, now_ms: int) -> None:
+        """Put a line in, or move it to the level that its urgency has reached by now."""
+        if self._delayed and line in self._delayed:
+            return
+        if line.not_before_ms > now_ms:
+            self._delayed.add(line)
+            return
+        level_before = self._level_of.get(line)
+        if level_before is None:
+            line.since_ms = now_ms
+        elif level_before == line.level:
+            return
+        else:
+            self._remove_from_level(line, level_before)
+        key = -line.level
+        level = self._levels.get(key)
+        if level is None:
+            level = self._levels[key] = OrderedDict()
+        level[line] = None
+        self._level_of[line] = line.level
+
+    def discard(self, line: Line) -> None:
+        """Take a line out, wherever it stands."""
+        level = self._level_of.pop(line, None)
+        if level is not None:
+            self._remove_from_level(line, level)
+        elif line in self._delayed:
+            self._delayed.remove(line)
+
+    def _remove_from_level(self, line: Line, level: int) -> None:
+        members = self._levels[-level]
+        del members[line]
+        if not members:
+            del self._levels[-level]
+
+    def clear(self) -> None:
+        """Forget everything: the queue has crashed."""
+        self._levels.clear()
+        self._level_of.clear()
+        self._delayed.clear()
+
+    def ranked(self, now_ms: int) -> Iterator[Line]:
+        """All lines that may be given out at ``now_ms``, the most urgent first. Changes nothing."""
+        if self._delayed and self._delayed[0].not_before_ms <= now_ms:
+            # Rare, and they have waited for their back-off already: they go first.
+            for line in self._delayed:
+                if line.not_before_ms > now_ms:
+                    break
+                yield line
+        if len(self._levels) == 1:
+            yield from self._levels.peekitem(0)[1]
+        elif self._levels:
+            yield from self._merged(now_ms)
+
+    def _merged(self, now_ms: int) -> Iterator[Line]:
+        ageing = self.ageing_ms
+
+        def rank(line: Line) -> tuple[float, int]:
+            return (-(line.level + (now_ms - line.since_ms) / ageing), line.since_ms)
+
+        # Moving a line up keeps its age, so a level is only almost in order of age; close enough
+        # for a merge, which then ranks such a line by the older neighbour in front of it.
+        yield from merge(*self._levels.values(), key=rank)
+
+    def bound_delays(self, latest_ms: int) -> None:
+        """Shorten back-offs that end after ``latest_ms``, as after a jump of the clock."""
+        for line in [item for item in self._delayed if item.not_before_ms > latest_ms]:
+            self._delayed.remove(line)
+            line.not_before_ms = latest_ms
+            self._delayed.add(line)
+
+    def level_max(self) -> int:
+        """The highest level with a ready line; -1 when nothing is ready."""
+        return -self._levels.peekitem(0)[0] if self._levels else -1
+
+    def next_due_ms(self) -> int | None:
+        """When the next back-off ends."""
+        return self._delayed[0].not_before_ms if self._delayed else None

@@ -1,0 +1,357 @@
+"""ChannelHost: a channel with its lock, its journal and its links. The one file that takes the lock.
+
+The way of every request: decode (before), lock, decide, append, apply, dispatch, unlock, wait for the
+group commit, reply. Under the lock there is no I/O and no remote call: appending is putting a record
+into a list, and sending is putting it into a link's queue.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Any, Callable
+
+from broker.core import commands as c
+from broker.core.channel import Channel
+from broker.core.policy import Policy
+from broker.core.records import Recalled, Record, SubscriberLeft
+from broker.errors import BrokerError, BrokerStopping, BrokerUnavailable, JournalError
+from broker.journal import Journal
+from broker.journal.recovery import recover
+from broker.server import statistics
+from broker.server.clock import Clock
+from broker.server.link import Item, Link, PullLink, PushLink, merge, split
+
+DISPATCH = c.Dispatch()
+COMMIT_TIMEOUT_S = 20.0
+
+
+class ChannelHost:
+    """One channel of this broker."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        sequence: int,
+        journal: Journal,
+        clock: Clock,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.name = channel.name
+        self.policy: Policy = channel.policy
+        self.batch_bytes_max = channel.policy.batch_bytes_max
+        self._channel = channel
+        self._sequence = sequence
+        self._journal = journal
+        self._clock = clock
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._links: dict[tuple[str, str], Link] = {}
+        self._asleep = 0  # links whose sender waits for work
+        self._restore_at_ms: int | None = None
+        self._closed = False
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        policy: Policy,
+        journal: Journal,
+        clock: Clock,
+        on_failure: Callable[[BaseException], None],
+    ) -> ChannelHost:
+        """A new channel; it exists once its first records are durable."""
+        channel = Channel(name, policy)
+        records = Channel.birth(name, policy, clock.now_ms())
+        sequence = journal.append(name, 1, records)
+        for record in records:
+            channel.apply(record)
+        host = cls(channel, sequence, journal, clock, on_failure)
+        host._confirm(sequence)
+        return host
+
+    @classmethod
+    def recover(
+        cls,
+        name: str,
+        boot: str,
+        journal: Journal,
+        clock: Clock,
+        on_failure: Callable[[BaseException], None],
+    ) -> ChannelHost:
+        """A channel as its journal tells it."""
+        channel, sequence = recover(journal, name)
+        host = cls(channel, sequence, journal, clock, on_failure)
+        host.settle(c.Start(boot))
+        return host
+
+    # The way of a request.
+
+    def execute(self, command: c.Command) -> tuple[dict[str, Any], int]:
+        """Decide and apply; the reply counts once the returned journal sequence is durable."""
+        with self._lock:
+            return self._execute(command)
+
+    def execute_built(
+        self, build: Callable[[Channel], c.Command]
+    ) -> tuple[dict[str, Any], int]:
+        """The same for a command that can only be made from the state; ``build`` must be quick."""
+        with self._lock:
+            return self._execute(build(self._channel))
+
+    def settle(self, command: c.Command) -> dict[str, Any]:
+        """Execute, and return the reply when it is durable."""
+        reply, sequence = self.execute(command)
+        self._confirm(sequence)
+        return reply
+
+    def _execute(self, command: c.Command) -> tuple[dict[str, Any], int]:
+        if self._closed:
+            raise BrokerStopping(f"channel {self.name} is closed here: look it up again")
+        decision = self._channel.decide(command, self._clock.now_ms())
+        if decision.records:
+            self._take_in(decision.records)
+            if self._asleep:
+                self._dispatch()
+        return decision.reply, self._sequence
+
+    def _take_in(self, records: list[Record]) -> None:
+        """Append, then apply; what a link must know goes into its queue."""
+        durable = [record for record in records if record.durable]
+        if durable:
+            self._sequence = self._journal.append(self.name, self._sequence + 1, durable)
+        try:
+            for record in records:
+                self._channel.apply(record)
+                if isinstance(record, Recalled):
+                    self._offer(record, record)
+                elif isinstance(record, SubscriberLeft):
+                    link = self._links.pop((record.subscription, record.subscriber), None)
+                    if link is not None:
+                        self._close_link(link)
+        except BaseException as error:
+            # The journal has it and the state has not: only a recovery can put that right.
+            self._closed = True
+            self._on_failure(error)
+            raise
+
+    def _dispatch(self) -> None:
+        decision = self._channel.decide(DISPATCH, self._clock.now_ms())
+        if decision.records:
+            self._take_in(decision.records)
+            for send in decision.sends:
+                self._offer(send, send)
+
+    def _offer(self, item: Item, to: Any) -> None:
+        link = self._links.get((to.subscription, to.subscriber))
+        if link is not None:
+            link.queue.append(item)
+            link.sequence = self._sequence
+            if link.asleep:
+                link.asleep = False
+                self._asleep -= 1
+                link.wake()
+
+    def wait_durable(self, sequence: int) -> bool:
+        """Wait until a journal sequence is durable; False when that takes too long."""
+        return self._journal.wait_durable(self.name, sequence, COMMIT_TIMEOUT_S)
+
+    def _confirm(self, sequence: int) -> None:
+        if not self.wait_durable(sequence):
+            raise BrokerUnavailable(
+                f"channel {self.name}: the journal did not confirm sequence {sequence} within "
+                f"{COMMIT_TIMEOUT_S:.0f} s; the outcome is unknown, repeat the same request"
+            )
+
+    # Publishing.
+
+    def publish(
+        self, build: Callable[[Channel], c.Command], wait: bool
+    ) -> dict[str, Any]:
+        """Publish; without ``wait`` the reply tells which journal sequence makes it durable."""
+        reply, sequence = self.execute_built(build)
+        if wait:
+            self._confirm(sequence)
+        reply["record"] = sequence
+        reply["durable"] = self._journal.durable(self.name)
+        return reply
+
+    def durable(self, sequence: int, timeout: float) -> int:
+        """The last durable sequence, after waiting for ``sequence`` for a while."""
+        self._journal.wait_durable(self.name, sequence, timeout)
+        return self._journal.durable(self.name)
+
+    def next_sequences(self, publisher: str, partitions: list[str]) -> list[int]:
+        """The next sequence of each of a publisher's partitions."""
+        with self._lock:
+            return self._channel.next_sequences(publisher, partitions)
+
+    # Links.
+
+    def connect(self, command: c.Subscribe, link: Link) -> dict[str, Any]:
+        """Subscribe and attach the link; a returning session is sent again what it holds."""
+        with self._lock:
+            reply, sequence = self._execute(command)
+            old = self._links.pop(link.key, None)
+            if old is not None:
+                self._close_link(old)
+            self._links[link.key] = link
+            self._resend(link)
+            self._dispatch()
+        self._confirm(sequence)
+        if isinstance(link, PushLink):
+            link.start()
+        return reply
+
+    def _resend(self, link: Link) -> None:
+        send = self._channel.in_flight(*link.key, self._clock.now_ms())
+        if send is not None:
+            self._offer(send, send)
+
+    def take(self, link: Link) -> tuple[list[Item], int]:
+        """Everything that waits for a link, and the sequence to wait for before it is sent."""
+        with self._lock:
+            if self._closed or link.closed:
+                return [], 0
+            if link.asleep:
+                link.asleep = False
+                self._asleep -= 1
+            if not link.queue:
+                self._dispatch()
+            items, link.queue = link.queue, []
+            if not items:
+                link.asleep = True
+                self._asleep += 1
+            return items, link.sequence
+
+    def give_up(self, link: Link, command: c.Leave) -> None:
+        """A link's subscriber does not answer: it is gone, unless it has come back meanwhile."""
+        with self._lock:
+            if self._links.get(link.key) is not link:
+                return
+            try:
+                self._execute(command)
+            except BrokerError:
+                self._links.pop(link.key, None)
+
+    def _close_link(self, link: Link) -> None:
+        if link.asleep:
+            link.asleep = False
+            self._asleep -= 1
+        link.queue.clear()
+        link.close()
+
+    def fetch(
+        self, command: c.Heartbeat, count_max: int, wait_s: float, received: int
+    ) -> dict[str, Any]:
+        """The next batch for a pull subscriber; the same one again until it says that it came."""
+        self.execute(command)
+        with self._lock:
+            link = self._links.get((command.subscription, command.subscriber))
+        if not isinstance(link, PullLink):
+            raise BrokerUnavailable(
+                f"subscriber {command.subscriber} has to subscribe again before it can fetch: the "
+                f"broker of channel {self.name} was restarted, or it subscribed with a callback"
+            )
+        with link.fetching:
+            if not link.batch or received >= link.batch_number:
+                link.batch = self._next_batch(link, count_max, time.monotonic() + wait_s)
+                if link.batch:
+                    link.batch_number += 1
+            return {"number": link.batch_number, "sends": link.batch}
+
+    def _next_batch(self, link: PullLink, count_max: int, deadline: float) -> list[c.Send]:
+        while True:
+            items, sequence = self.take(link)
+            sends = [item for item in items if isinstance(item, c.Send)]
+            if sends:
+                self._confirm(sequence)
+                parts = split(merge(sends), self.batch_bytes_max, count_max)
+                if parts[1:]:
+                    with self._lock:
+                        link.queue[:0] = parts[1:]
+                return parts[:1]
+            left = deadline - time.monotonic()
+            if left <= 0 or link.closed:
+                return []
+            try:
+                link.signal.get(timeout=left)
+            except queue.Empty:
+                return []
+
+    # Time.
+
+    def tick(self) -> None:
+        """Leases, balance, back-offs that have ended, queues that are to be restored."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            if self._closed:
+                return
+            if self._restore_at_ms is not None and now_ms >= self._restore_at_ms:
+                self._restore_at_ms = None
+                self._execute(c.RestoreQueues())
+                for link in self._links.values():
+                    self._resend(link)
+            self._execute(c.Tick())
+            if any(
+                (due := group.queue.next_due_ms()) is not None and due <= now_ms
+                for group in self._channel.subscriptions_list
+            ):
+                self._dispatch()
+
+    # Faults.
+
+    def kill_queues(self, restore_after_ms: int) -> dict[str, Any]:
+        """Crash the queues; they are restored from the backup queue after that time."""
+        with self._lock:
+            reply, _ = self._execute(c.KillQueues())
+            for link in self._links.values():
+                link.queue.clear()
+            self._restore_at_ms = self._clock.now_ms() + restore_after_ms
+            return reply
+
+    # Looking.
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts for people and programs; see ``broker.server.statistics``."""
+        with self._lock:
+            found = statistics.of_channel(self._channel, self._clock.now_ms())
+        found["journal_sequence"] = self._sequence
+        found["journal_durable"] = self._journal.durable(self.name)
+        return found
+
+    def partitions(self, subscription: str, limit: int) -> list[dict[str, Any]]:
+        """What waits and who holds it, partition by partition."""
+        with self._lock:
+            return statistics.of_partitions(
+                self._channel, subscription, limit, self._clock.now_ms()
+            )
+
+    def parked(self, subscription: str, limit: int) -> list[dict[str, Any]]:
+        """What was set aside, and why."""
+        with self._lock:
+            return statistics.of_parked(self._channel, subscription, limit)
+
+    def subscriber_session(self, subscription: str, subscriber: str) -> str | None:
+        """The session under which a subscriber is known."""
+        with self._lock:
+            group = self._channel.subscriptions.get(subscription)
+            found = group.subscribers.get(subscriber) if group else None
+            return found.session if found else None
+
+    def close(self) -> None:
+        """Take nothing more; end the senders."""
+        with self._lock:
+            self._closed = True
+            links = list(self._links.values())
+            for link in links:
+                self._close_link(link)
+            self._links.clear()
+        for link in links:
+            if isinstance(link, PushLink):
+                link.join(1.0)
+
+    def fail(self, error: JournalError) -> None:
+        """The journal failed: nothing may be answered any more."""
+        self._on_failure(error)

@@ -1,0 +1,408 @@
+"""Outbox: the pure half of the publisher. What has gathered, what is under way, what is confirmed.
+
+No thread, clock or socket here: the client (and the simulator) ask ``next_call`` what to send, carry
+it, and report what came back. The rules that keep a partition whole:
+
+- A message gets its sequence when its call is formed, and keeps it until the outcome is known.
+- One call is under way at a time, and calls are resent in their order, so no gap can arise.
+- An answer is not yet a confirmation: a call is confirmed once its journal record is durable. Until
+  then it is kept, and after a broken connection it is sent again under the same sequences.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Sequence
+
+from broker.errors import BrokerError, ChannelFull, LimitReached
+
+
+class Batch:
+    """Messages that gathered together, column by column, and what became of them."""
+
+    __slots__ = (
+        "partitions", "bodies", "formats", "timestamps", "priorities", "extras", "size",
+        "formed_upto", "resolved_upto", "calls", "errors",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.partitions: list[str] = []
+        self.bodies: list[bytes] = []
+        self.formats: list[int] = []
+        self.timestamps: list[int] = []
+        self.priorities: dict[int, int] = {}
+        self.extras: dict[int, dict[str, Any]] = {}
+        self.size = 0
+        self.formed_upto = 0
+        self.resolved_upto = 0
+        self.calls: list[Call] = []
+        self.errors: dict[int, BrokerError] = {}
+
+    def outcome(self, index: int) -> tuple[int, bool] | BrokerError | None:
+        """(sequence, duplicate), the error, or None while it is open."""
+        if index >= self.resolved_upto:
+            return None
+        error = self.errors.get(index)
+        if error is not None:
+            return error
+        for call in self.calls:
+            if call.start <= index < call.stop:
+                return call.sequence_of(index)
+        raise AssertionError(f"message {index} was resolved by no call")
+
+
+@dataclass(slots=True)
+class Call:
+    """One publish call: the messages start..stop of a batch, gathered into runs."""
+
+    batch: Batch
+    start: int
+    stop: int
+    partitions: list[str]
+    firsts: list[int]
+    counts: list[int]
+    order: Sequence[int] | None  # index of each message in the batch, run after run; None: as is
+    resent: bool = False
+    record: int = 0
+    duplicates: int = 0
+
+    def column(self, values: Sequence[Any]) -> list[Any]:
+        """A column of the batch in the order of the runs."""
+        if self.order is None:
+            return list(values[self.start : self.stop])
+        return [values[index] for index in self.order]
+
+    def sequence_of(self, index: int) -> tuple[int, bool]:
+        """The sequence that a message of the batch was given."""
+        place = index - self.start if self.order is None else list(self.order).index(index)
+        for first, count in zip(self.firsts, self.counts):
+            if place < count:
+                return first + place, self.duplicates > 0
+            place -= count
+        raise AssertionError(f"message {index} is in no run")
+
+
+@dataclass(slots=True)
+class Learn:
+    """The next sequences of these partitions must be asked for before a call can be formed."""
+
+    partitions: list[str]
+
+
+class Outbox:
+    """Everything a publisher has been given and cannot forget yet."""
+
+    def __init__(self, batch_count_max: int, batch_bytes_max: int, refuse_when_full: bool) -> None:
+        self.batch_count_max = batch_count_max
+        self.batch_bytes_max = batch_bytes_max
+        self.refuse_when_full = refuse_when_full
+        self.count = 0  # messages whose receipts are open
+        self.size = 0
+        self.known = False  # the broker has seen this publisher before: sequences must be learnt
+        self._next: dict[str, int] = {}
+        self._gathering = Batch()
+        self._waiting: deque[Batch] = deque()
+        self._resend: deque[Call] = deque()
+        self._under_way: Call | None = None
+        self._unconfirmed: deque[Call] = deque()
+        self._room: int | None = None
+
+    # Taking messages.
+
+    def add(
+        self,
+        partition: str,
+        body: bytes,
+        kind: int,
+        timestamp: int,
+        priority: int,
+        extras: dict[str, Any] | None,
+    ) -> tuple[Batch, int]:
+        """Take one message; its place is (batch, index)."""
+        batch = self._gathering
+        index = len(batch.bodies)
+        if index >= self.batch_count_max or (
+            index and batch.size + len(body) > self.batch_bytes_max
+        ):
+            self._seal()
+            batch, index = self._gathering, 0
+        batch.partitions.append(partition)
+        batch.bodies.append(body)
+        batch.formats.append(kind)
+        batch.timestamps.append(timestamp)
+        if priority:
+            batch.priorities[index] = priority
+        if extras is not None:
+            batch.extras[index] = extras
+        size = len(body)
+        batch.size += size
+        self.size += size
+        self.count += 1
+        return batch, index
+
+    def add_many(
+        self, partitions: Sequence[str], bodies: Sequence[bytes], kind: int, timestamp: int
+    ) -> list[tuple[Batch, int, int]]:
+        """Take equal messages in bulk; their places are (batch, first index, count) stretches."""
+        places: list[tuple[Batch, int, int]] = []
+        at = 0
+        while at < len(bodies):
+            batch = self._gathering
+            index = len(batch.bodies)
+            count = min(self.batch_count_max - index, len(bodies) - at)
+            size = sum(map(len, bodies[at : at + count]))
+            if count < 1 or batch.size + size > self.batch_bytes_max:
+                if index:
+                    self._seal()
+                    continue
+                count = self._fitting(bodies, at, count)
+                size = sum(map(len, bodies[at : at + count]))
+            batch.partitions += partitions[at : at + count]
+            batch.bodies += bodies[at : at + count]
+            batch.formats += [kind] * count
+            batch.timestamps += [timestamp] * count
+            batch.size += size
+            self.size += size
+            self.count += count
+            places.append((batch, index, count))
+            at += count
+        return places
+
+    def _fitting(self, bodies: Sequence[bytes], at: int, count: int) -> int:
+        size = fitting = 0
+        for body in bodies[at : at + count]:
+            size += len(body)
+            if fitting and size > self.batch_bytes_max:
+                break
+            fitting += 1
+        return fitting
+
+    def _seal(self) -> None:
+        self._waiting.append(self._gathering)
+        self._gathering = Batch()
+
+    @property
+    def gathered(self) -> int:
+        """Messages that no call has been formed for."""
+        waiting = sum(len(batch.bodies) - batch.formed_upto for batch in self._waiting)
+        return waiting + len(self._gathering.bodies)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Messages that were answered and whose record is not known to be durable."""
+        return sum(call.stop - call.start for call in self._unconfirmed)
+
+    @property
+    def unconfirmed_record(self) -> int:
+        """The record that would confirm everything answered so far; 0 when nothing is open."""
+        return self._unconfirmed[-1].record if self._unconfirmed else 0
+
+    # What to send.
+
+    def next_call(self) -> Call | Learn | None:
+        """The next thing to send; None when nothing waits. The same call until it is answered."""
+        if self._under_way is not None:
+            return self._under_way
+        if self._resend:
+            self._under_way = self._resend.popleft()
+            return self._under_way
+        if not self._waiting:
+            if not self._gathering.bodies:
+                return None
+            self._seal()
+        batch = self._waiting[0]
+        start = batch.formed_upto
+        stop = len(batch.bodies)
+        if self._room is not None and 0 < self._room < stop - start:
+            stop = start + self._room
+        formed = self._form(batch, start, stop)
+        if isinstance(formed, Call):
+            self._under_way = formed
+            batch.formed_upto = stop
+            if stop == len(batch.bodies):
+                self._waiting.popleft()
+        return formed
+
+    def _form(self, batch: Batch, start: int, stop: int) -> Call | Learn:
+        partitions = batch.partitions[start:stop]
+        distinct = dict.fromkeys(partitions)
+        nexts = self._next
+        unknown = [name for name in distinct if name not in nexts]
+        if unknown:
+            if self.known:
+                return Learn(unknown)
+            nexts.update(dict.fromkeys(unknown, 1))
+        order: list[int] | None = None
+        if len(distinct) == len(partitions):
+            names, counts = partitions, [1] * len(partitions)
+        elif len(distinct) == 1:
+            names, counts = partitions[:1], [len(partitions)]
+        else:
+            groups: dict[str, list[int]] = {name: [] for name in distinct}
+            for index, name in enumerate(partitions, start):
+                groups[name].append(index)
+            names = list(groups)
+            counts = [len(group) for group in groups.values()]
+            order = list(chain.from_iterable(groups.values()))
+        firsts = [nexts[name] for name in names]
+        for name, first, count in zip(names, firsts, counts):
+            nexts[name] = first + count
+        return Call(batch, start, stop, names, firsts, counts, order)
+
+    # What came back.
+
+    def learnt(self, partitions: list[str], sequences: list[int]) -> None:
+        """The answer to a Learn."""
+        self._next.update(zip(partitions, sequences))
+
+    def answered(self, call: Call, reply: dict[str, Any]) -> None:
+        """The broker has decided about the call under way."""
+        assert call is self._under_way
+        self._under_way = None
+        room = reply["room"]
+        self._room = room if room < self.batch_count_max else None
+        call.record = reply["record"]
+        call.duplicates = reply["duplicates"]
+        if reply["refused"]:
+            self._split(call, reply)
+        else:
+            self._unconfirmed.append(call)
+        self.durable(reply["durable"])
+
+    def _split(self, call: Call, reply: dict[str, Any]) -> None:
+        """Part of the call went through. The rest is refused for good, or goes again by itself."""
+        names, firsts, counts, accepted, rest = [], [], [], [], []
+        order = call.order if call.order is not None else range(call.start, call.stop)
+        at = 0
+        for name, first, count, run in zip(
+            call.partitions, call.firsts, call.counts, reply["runs"]
+        ):
+            through, _, reason, expected = run[:4]
+            if through:
+                names.append(name)
+                firsts.append(first)
+                counts.append(through)
+                accepted += order[at : at + through]
+            if through < count:
+                # The refused messages give their sequences back.
+                self._next[name] = expected
+                rest += [(index, reason) for index in order[at + through : at + count]]
+            at += count
+        batch = call.batch
+        lasting = [item for item in rest if item[1] == "partition-limit"]
+        if self.refuse_when_full or lasting:
+            lasting = [item for item in rest if item[1] in ("full", "partition-limit")]
+            for index, reason in lasting:
+                batch.errors[index] = _refusal(reason, reply)
+        refused = {index for index, _ in lasting}
+        again = sorted(index for index, _ in rest if index not in refused)
+        # The accepted part goes on as this call; its place among the calls stays.
+        call.partitions, call.firsts, call.counts, call.order = names, firsts, counts, accepted
+        self._unconfirmed.append(call)
+        if again:
+            self._again(call, again)
+
+    def _again(self, call: Call, indexes: list[int]) -> None:
+        """Messages that must be tried again, ahead of everything that waits, under new sequences."""
+        batch = Batch()
+        old = call.batch
+        for place, index in enumerate(indexes):
+            batch.partitions.append(old.partitions[index])
+            batch.bodies.append(old.bodies[index])
+            batch.formats.append(old.formats[index])
+            batch.timestamps.append(old.timestamps[index])
+            if index in old.priorities:
+                batch.priorities[place] = old.priorities[index]
+            if index in old.extras:
+                batch.extras[place] = old.extras[index]
+            old.errors[index] = _Moved(batch, place)
+        batch.size = sum(map(len, batch.bodies))
+        self._waiting.appendleft(batch)
+
+    def durable(self, record: int) -> None:
+        """Everything up to that journal record is confirmed."""
+        while self._unconfirmed and self._unconfirmed[0].record <= record:
+            call = self._unconfirmed.popleft()
+            call.batch.calls.append(call)
+            self._resolve(call)
+
+    def _resolve(self, call: Call) -> None:
+        batch = call.batch
+        batch.resolved_upto = max(batch.resolved_upto, call.stop)
+        moved = sum(
+            1
+            for index, error in batch.errors.items()
+            if isinstance(error, _Moved) and call.start <= index < call.stop
+        )
+        count = call.stop - call.start - moved
+        self.count -= count
+        if not batch.errors and call.start == 0 and call.stop == len(batch.bodies):
+            self.size -= batch.size
+        else:
+            self.size -= sum(
+                len(batch.bodies[index])
+                for index in range(call.start, call.stop)
+                if not isinstance(batch.errors.get(index), _Moved)
+            )
+
+    def unknown(self) -> None:
+        """The connection broke: everything not confirmed is sent again, in order, as it was."""
+        calls = [*self._unconfirmed]
+        if self._under_way is not None:
+            calls.append(self._under_way)
+        for call in calls:
+            call.resent = True
+        self._resend = deque([*calls, *self._resend])
+        self._unconfirmed.clear()
+        self._under_way = None
+
+    def fail(self, error: BrokerError) -> None:
+        """Give everything up that is not confirmed; each receipt gets the error."""
+        self.unknown()
+        batches = {id(call.batch): call.batch for call in self._resend}
+        for batch in [*self._waiting, self._gathering]:
+            batches[id(batch)] = batch
+        for batch in batches.values():
+            for index in range(batch.resolved_upto, len(batch.bodies)):
+                if index not in batch.errors:
+                    batch.errors[index] = error
+            batch.resolved_upto = len(batch.bodies)
+        self._resend.clear()
+        self._waiting.clear()
+        self._gathering = Batch()
+        self._next.clear()
+        self.known = True  # whatever was sent may have arrived
+        self._room = None
+        self.count = self.size = 0
+
+
+class _Moved(BrokerError):
+    """Not an error: the message travels in another batch now."""
+
+    def __init__(self, batch: Batch, index: int) -> None:
+        super().__init__("moved")
+        self.batch = batch
+        self.index = index
+
+
+def follow(batch: Batch, index: int) -> tuple[Batch, int]:
+    """Where a message is now."""
+    while isinstance(moved := batch.errors.get(index), _Moved):
+        batch, index = moved.batch, moved.index
+    return batch, index
+
+
+def _refusal(reason: str, reply: dict[str, Any]) -> BrokerError:
+    if reason == "partition-limit":
+        return LimitReached(
+            "the message was refused: its channel may have no further partition; reuse partition "
+            "ids or raise partition_count_max"
+        )
+    return ChannelFull(
+        f"the message was refused: its channel holds {reply['limit']} unacknowledged messages, "
+        "which is its limit; publish it again later, or let the publisher wait (on_full='block')",
+        limit=reply["limit"],
+        retry_after_ms=reply["retry_after_ms"],
+    )

@@ -273,7 +273,11 @@ class Outbox:
 
     def _split(self, call: Call, reply: dict[str, Any]) -> None:
         """Part of the call went through. The rest is refused for good, or goes again by itself."""
-        names, firsts, counts, accepted, rest = [], [], [], [], []
+        names: list[str] = []
+        firsts: list[int] = []
+        counts: list[int] = []
+        accepted: list[int] = []
+        rest: list[tuple[int, str]] = []
         order = call.order if call.order is not None else range(call.start, call.stop)
         at = 0
         for name, first, count, run in zip(

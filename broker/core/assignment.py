@@ -144,7 +144,7 @@ def _share_out(
     shares = {
         queue: _Share(queue)
         for queue in subscription.subscribers.values()
-        if queue.unsettled < queue.prefetch
+        if queue.unsettled < queue.prefetch and not queue.away
     }
     if not shares:
         return (), epoch
@@ -294,7 +294,7 @@ def decide_recall(
     if len(subscription.subscribers) < 2 or subscription.queue or channel.queues_down:
         return []
     queues = subscription.subscribers.values()
-    idle = [queue for queue in queues if not queue.held and queue.room > 0]
+    idle = [queue for queue in queues if not (queue.held or queue.away) and queue.room > 0]
     if not idle:
         return []
     held_total = sum(len(queue.held) for queue in queues)

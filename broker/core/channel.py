@@ -17,7 +17,7 @@ from broker.core.message import PartitionKey
 from broker.core.policy import Policy
 from broker.core.sub_queue import SubQueue
 from broker.core.subscription import Subscription
-from broker.errors import NotSubscribed, SubscriberReplaced, SubscriptionNotFound
+from broker.errors import NotSubscribed, QueuesDown, SubscriberReplaced, SubscriptionNotFound
 
 DEFAULT_SUBSCRIPTION = "default"
 
@@ -101,6 +101,16 @@ class Channel:
                 "session with the same id; stop this one or give it an id of its own"
             )
         return subscription, queue
+
+    def refuse_without_queues(self) -> None:
+        """While the queues are being restored nothing can be taken or settled."""
+        if self.queues_down:
+            raise QueuesDown(
+                f"channel {self.name} can take and settle nothing for the moment: its queues "
+                "crashed and are being restored from the backup queue; nothing was changed, "
+                "repeat the same call",
+                retry_after_ms=self.policy.send_backoff_ms,
+            )
 
     def room(self) -> tuple[int, int]:
         """How many messages, and bytes of bodies, may still be accepted."""

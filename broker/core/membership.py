@@ -86,6 +86,7 @@ def apply_subscription_deleted(channel: Channel, record: SubscriptionDeleted) ->
 
 def decide_subscribe(channel: Channel, command: Subscribe, now_ms: int) -> Decision:
     """Join; the same session again is a return with work in hand, another session replaces the old."""
+    channel.refuse_without_queues()
     policy = channel.policy
     subscription = channel.subscription(command.subscription)
     if not 1 <= command.prefetch <= policy.prefetch_count_max:
@@ -136,10 +137,12 @@ def apply_resumed(channel: Channel, record: Resumed) -> None:
     queue = channel.subscriptions[record.subscription].subscribers[record.subscriber]
     queue.callback = record.callback
     queue.seen_ms = record.at_ms
+    queue.away = False
 
 
 def decide_leave(channel: Channel, command: Leave, now_ms: int) -> Decision:
     """Hand everything back and go."""
+    channel.refuse_without_queues()
     subscription, queue = channel.member(command)
     returned = queue.unsettled
     records = _gone(channel, subscription, queue, command.reason, now_ms)
@@ -190,9 +193,8 @@ def decide_heartbeat(channel: Channel, command: Heartbeat, now_ms: int) -> Decis
 
 def apply_seen(channel: Channel, record: Seen) -> None:
     """The lease runs from here."""
-    channel.subscriptions[record.subscription].subscribers[
-        record.subscriber
-    ].seen_ms = record.at_ms
+    queue = channel.subscriptions[record.subscription].subscribers[record.subscriber]
+    queue.seen_ms = record.at_ms
 
 
 def decide_tick(channel: Channel, command: Tick, now_ms: int) -> Decision:
@@ -226,6 +228,7 @@ def apply_broker_started(channel: Channel, record: BrokerStarted) -> None:
     for subscription in channel.subscriptions_list:
         for queue in subscription.subscribers.values():
             queue.seen_ms = record.at_ms
+            queue.away = True
         subscription.queue.bound_delays(longest)
 
 

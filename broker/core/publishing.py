@@ -9,7 +9,7 @@ from broker.core.commands import Decision, OpenPublisher, Publish
 from broker.core.message import BODY, EXTRAS, Entry
 from broker.core.partition import Partition
 from broker.core.records import DuplicatesDropped, Published, PublisherOpened, Record
-from broker.errors import PublisherFenced, QueuesDown
+from broker.errors import PublisherFenced
 
 if TYPE_CHECKING:
     from broker.core.channel import Channel
@@ -36,12 +36,7 @@ def decide_publish(channel: Channel, command: Publish, now_ms: int) -> Decision:
     fit) and, only when not everything was accepted, ``runs``: per run [accepted from the front,
     duplicates among them, reason why the rest was refused or None, expected sequence].
     """
-    if channel.queues_down:
-        raise QueuesDown(
-            f"publishing to channel {channel.name} is refused for the moment: its queues crashed "
-            "and are being restored from the backup queue; try again, nothing was taken",
-            retry_after_ms=channel.policy.send_backoff_ms,
-        )
+    channel.refuse_without_queues()
     current = channel.publisher_epochs.get(command.publisher, 0)
     if command.epoch is not None and command.epoch != current:
         raise PublisherFenced(

@@ -24,7 +24,6 @@ from broker.core.records import (
 )
 from broker.core.sub_queue import SubQueue
 from broker.core.subscription import ParkedMessage, Subscription
-from broker.errors import QueuesDown
 
 if TYPE_CHECKING:
     from broker.core.channel import Channel
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 def decide_ack(channel: Channel, command: Ack, now_ms: int) -> Decision:
     """Settle what is held under its epoch; all else is stale. Repeating an ack is harmless."""
-    _refuse_without_queues(channel)
+    channel.refuse_without_queues()
     subscription, queue = channel.member(command)
     keys: list[PartitionKey] = []
     firsts: list[int] = []
@@ -80,15 +79,6 @@ def _one_per_epoch(epochs: list[int], uptos: list[int]) -> Iterable[tuple[int, i
     for epoch, upto in zip(epochs, uptos):
         highest[epoch] = max(upto, highest.get(epoch, 0))
     return highest.items()
-
-
-def _refuse_without_queues(channel: Channel) -> None:
-    if channel.queues_down:
-        raise QueuesDown(
-            f"channel {channel.name} cannot settle anything for the moment: its queues crashed and "
-            "are being restored; repeat the same call",
-            retry_after_ms=channel.policy.send_backoff_ms,
-        )
 
 
 def _delays(command: Ack, epochs: list[int]) -> list[list[int]]:
@@ -198,7 +188,7 @@ def apply_stale_acked(channel: Channel, record: StaleAcked) -> None:
 
 def decide_nack(channel: Channel, command: Nack, now_ms: int) -> Decision:
     """Retry a failed message in its place, later; after its last attempt the policy applies."""
-    _refuse_without_queues(channel)
+    channel.refuse_without_queues()
     subscription, queue = channel.member(command)
     line = queue.held.get(command.epoch)
     position = command.position
@@ -300,7 +290,7 @@ def _drop_head(subscription: Subscription, line: Line) -> None:
 
 def decide_hand_back(channel: Channel, command: HandBack, now_ms: int) -> Decision:
     """Take back what the subscriber has not started; what it has started stays its own."""
-    _refuse_without_queues(channel)
+    channel.refuse_without_queues()
     subscription, queue = channel.member(command)
     returned: dict[str, list[tuple[Line, int]]] = {}
     for epoch, upto in _one_per_epoch(command.epochs, command.uptos):
@@ -354,6 +344,7 @@ def apply_reassigned(channel: Channel, record: Reassigned) -> None:
 
 def decide_redrive(channel: Channel, command: Redrive, now_ms: int) -> Decision:
     """Everything parked under a key (or all of it) goes back to its line, or is given up."""
+    channel.refuse_without_queues()
     subscription = channel.subscription(command.subscription)
     positions: dict[PartitionKey, list[int]] = {}
     for key, position in subscription.parked:

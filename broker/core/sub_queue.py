@@ -13,7 +13,7 @@ class SubQueue:
 
     __slots__ = (
         "subscriber", "session", "prefetch", "callback", "can_recall", "held", "hungry", "pressing",
-        "unsettled", "given", "seen_ms", "long_delays", "delivered_total", "acked_total",
+        "unsettled", "away", "given", "seen_ms", "long_delays", "delivered_total", "acked_total",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +36,7 @@ class SubQueue:
         # Those of them with an urgent message among the waiting ones.
         self.pressing: dict[Line, None] = {}
         self.unsettled = 0
+        self.away = False  # not heard of since the broker started: holds on, but gets nothing new
         self.given = 0  # the epoch of the newest assignment: the longest unserved comes first
         self.seen_ms = seen_ms
         self.long_delays: list[tuple[int, int]] = []  # (at_ms, delay_ms), the window only

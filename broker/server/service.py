@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import secrets
+import sys
 import threading
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -40,6 +41,7 @@ log = logging.getLogger("fairlead.broker")
 BROKER_NAME = "fairlead.broker"
 CHANNEL_PREFIX = "channel."
 CHANNEL_COUNT_MAX = 1_000
+SWITCH_INTERVAL_S = 0.001
 
 
 @dataclass(slots=True)
@@ -79,6 +81,8 @@ class Service:
         """Open the journal, recover every channel, and only then become reachable."""
         settings = self.settings
         configure(settings.max_message_bytes, settings.comm_timeout_s, settings.clients_max)
+        # The journal's writer shares the interpreter with every worker; let it in more often.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.journal = SqliteJournal(settings.store, settings.durability)
         try:
             for name in self.journal.channels():
@@ -262,4 +266,5 @@ class Service:
             self.names.close()
         if self._ticker.is_alive():
             self._ticker.join(2.0)
-        self.journal.close()
+        if hasattr(self, "journal"):
+            self.journal.close()

@@ -17,7 +17,7 @@ import pytest
 from broker import pyro_setup
 from broker.errors import BrokerUnavailable, ChannelNotFound
 from broker.pyro_setup import Proxy, core, pyro_errors
-from broker.server import name_server
+from broker.remote import name_server
 from broker.remote.name_server import NameServer, Registrar, locate
 
 URI = "PYRO:channel.orders@127.0.0.1:4711"

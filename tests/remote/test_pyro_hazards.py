@@ -723,7 +723,7 @@ def test_h24_the_environment_neither_breaks_nor_changes_us():
     script = textwrap.dedent("""
         import os
         from broker import pyro_setup
-        from broker.server import daemon, exposed, name_server
+        from broker.remote import daemon, exposed, name_server
         pyro_setup.configure()
         c = pyro_setup.config
         print(c.HOST, c.SSL, c.MAX_RETRIES, c.SERIALIZER, c.LOGWIRE, os.environ["PYRO_XYZ"])

@@ -1,0 +1,141 @@
+"""The journal in memory: the same protocol and the same encoded rows, for simulations and tests.
+
+It has no thread and no clock, so a run with it repeats exactly. What a disk does by itself, a
+script does here: :meth:`MemoryJournal.sync` makes durable what was appended, ``lose_unsynced`` is
+the crash that forgets the rest, ``fail_next`` makes the next sync fail as a disk would.
+"""
+
+from __future__ import annotations
+
+from typing import Iterator, Literal, Sequence
+
+from broker.core.records import Record
+from broker.errors import JournalError
+from broker.journal.codec import CHECKSUM, CHECKSUM_START, SEQUENCE, Row, decode, encode
+from broker.journal.faults import gap, mismatch
+
+
+class MemoryJournal:
+    """The journals of many channels in memory. See :class:`broker.journal.Journal`.
+
+    With ``auto_sync`` an append is durable when it returns; without, only after :meth:`sync`.
+    ``durability`` is "fsync" (``durable`` counts what is synced) or "flush" (what is written):
+    with "flush" a crash can lose what was durable, exactly as it can on disk.
+    """
+
+    def __init__(
+        self, durability: Literal["fsync", "flush"] = "fsync", *, auto_sync: bool = True
+    ) -> None:
+        if durability not in ("fsync", "flush"):
+            raise ValueError(f"durability is 'fsync' or 'flush', not {durability!r}")
+        self.durability = durability
+        self.auto_sync = auto_sync
+        self._rows: dict[str, list[Row]] = {}
+        self._synced: dict[str, int] = {}
+        self._fault: Exception | None = None
+        self._failure: JournalError | None = None
+        self._closed = False
+
+    def channels(self) -> list[str]:
+        """The names of the channels in the store, in order of creation."""
+        return [channel for channel in self._rows if self.durable(channel)]
+
+    def append(self, channel: str, expected: int, records: Sequence[Record]) -> int:
+        """Store ``records`` as the sequences expected, expected+1 ...; return the last one."""
+        self._raise_failure()
+        for record in records:
+            if not record.durable:
+                raise JournalError(f"channel {channel!r}: {record.kind} is never journaled")
+        rows = self._rows.get(channel, [])
+        if expected != len(rows) + 1:
+            raise mismatch(channel, expected, len(rows) + 1)
+        added: list[Row] = []
+        previous = rows[-1][CHECKSUM] if rows else CHECKSUM_START
+        for sequence, record in enumerate(records, expected):
+            added.append(encode(channel, sequence, record, previous))
+            previous = added[-1][CHECKSUM]
+        if added:
+            self._rows.setdefault(channel, rows).extend(added)
+        if self.auto_sync:
+            self._try_sync()
+        return expected + len(added) - 1
+
+    def durable(self, channel: str) -> int:
+        """The last sequence of the channel that is durable in the sense of ``durability``."""
+        if self.durability == "flush" and self._failure is None:
+            return len(self._rows.get(channel, ()))
+        return self._synced.get(channel, 0)
+
+    def wait_durable(self, channel: str, sequence: int, timeout: float) -> bool:
+        """Whether ``sequence`` is durable. There is nobody to wait for: a script syncs, or not."""
+        if self.durable(channel) >= sequence:
+            return True
+        self._raise_failure()
+        return False
+
+    def read(self, channel: str, first: int = 1) -> Iterator[tuple[int, Record]]:
+        """The channel's durable records from ``first`` on, checked: raises JournalCorrupt."""
+        if first < 1:
+            raise JournalError(f"channel {channel!r}: journal sequences start at 1, not {first}")
+        rows = self._rows.get(channel, [])[: self.durable(channel)]
+        previous = rows[first - 2][CHECKSUM] if 1 < first <= len(rows) + 1 else CHECKSUM_START
+        for sequence, row in enumerate(rows[first - 1 :], first):
+            if row[SEQUENCE] != sequence:
+                raise gap(channel, sequence, f"the next one that exists is {row[SEQUENCE]}")
+            record = decode(row, previous)
+            previous = row[CHECKSUM]
+            yield sequence, record
+
+    def drop(self, channel: str) -> None:
+        """Remove a deleted channel's records; the removal is synced at once."""
+        self._raise_failure()
+        self._rows.pop(channel, None)
+        self._synced.pop(channel, None)
+
+    def close(self) -> None:
+        """Sync what was appended and close; :meth:`reopen` is the next start."""
+        if not self._closed and self._failure is None:
+            self.sync()
+        self._closed = True
+
+    # --- what a script does
+
+    def sync(self) -> None:
+        """Make everything appended so far durable; raises if it was told to fail."""
+        self._raise_failure()
+        self._try_sync()
+        self._raise_failure()
+
+    def fail_next(self, exception: Exception) -> None:
+        """Let the next sync fail with ``exception``; the journal is failed from then on."""
+        self._fault = exception
+
+    def lose_unsynced(self) -> None:
+        """Crash and start again: all that was not synced is gone, and so is an earlier failure."""
+        for channel in list(self._rows):
+            del self._rows[channel][self._synced.get(channel, 0) :]
+            if not self._rows[channel]:
+                del self._rows[channel]
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Start again on the same store: what was written is there, a failure is forgotten."""
+        self._fault = self._failure = None
+        self._closed = False
+
+    def _try_sync(self) -> None:
+        if self._fault is not None:
+            error, self._fault = self._fault, None
+            if isinstance(error, JournalError):
+                self._failure = error
+            else:
+                self._failure = JournalError(f"store in memory: cannot write: {error!r}")
+                self._failure.__cause__ = error
+            return
+        self._synced = {channel: len(rows) for channel, rows in self._rows.items()}
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise type(self._failure)(self._failure.message, **self._failure.details)
+        if self._closed:
+            raise JournalError("the store in memory is closed")

@@ -1,0 +1,295 @@
+"""Session: the pure half of the subscriber. What it was given, what it has started, what to ack.
+
+No thread, clock or socket here; the client calls every method under its lock. What a worker does per
+message needs no lock: it sets ``started``, looks at ``closed``, handles, and sets ``done``. That is
+safe because whoever closes an assignment marks it first and looks at ``started`` afterwards, so at
+least one of the two sees the other; a worker that finds it closed asks ``may_start`` under the lock.
+
+The duplicate guard: a message that this session has handled is never handled again by it, neither
+when the broker sends it again under the same epoch, nor when it comes back under a new one because
+the ack was lost.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from itertools import chain, repeat
+from typing import Any, Sequence
+
+#: (position, attempt, timestamp, sequence, priority, format, body, extras)
+Item = tuple[int, int, int, int, int, int, bytes, "dict[str, Any] | None"]
+
+CLOSED_COUNT_MAX = 10_000
+HANDLED_COUNT_MAX = 100_000
+
+
+class Assignment:
+    """A partition in this subscriber's hands, under one epoch."""
+
+    __slots__ = (
+        "epoch", "publisher", "partition", "items", "cursor", "received_upto", "started", "done",
+        "acked", "closed", "keep_upto", "queued", "lost",
+    )  # fmt: skip
+
+    def __init__(self, epoch: int, publisher: str, partition: str, first: int) -> None:
+        self.epoch = epoch
+        self.publisher = publisher
+        self.partition = partition
+        self.items: list[Item] = []
+        self.cursor = 0  # the next item for the worker
+        self.received_upto = first - 1
+        self.started = first - 1
+        self.done = first - 1
+        self.acked = first - 1
+        self.closed = False
+        self.keep_upto = 0  # once closed: what is started up to here is still finished
+        self.queued = False  # in the ready line or with a worker
+        self.lost = False  # taken away: it may be somebody else's by now
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(publisher, partition)"""
+        return (self.publisher, self.partition)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Assignment {self.publisher}/{self.partition} epoch={self.epoch} done={self.done} "
+            f"received={self.received_upto} closed={self.closed}>"
+        )
+
+
+class Session:
+    """Everything one subscriber holds of one subscription."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Assignment] = {}
+        self.ready: deque[Assignment] = deque()
+        self.dirty: dict[Assignment, None] = {}  # those with something to ack, now or soon
+        self.delays: list[list[int]] = []
+        self._lingering: dict[tuple[str, str], Assignment] = {}  # lost while a message was running
+        self._closed: OrderedDict[int, None] = OrderedDict()
+        self._handled: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._sent: tuple[list[int], list[int], list[list[int]]] | None = None
+
+    # Receiving.
+
+    def receive(self, batch: dict[str, Any]) -> None:
+        """Buffer a batch in columns, without what this session has received before."""
+        publishers = batch["publishers"]
+        same = publishers if isinstance(publishers, str) else None
+        items = _items(batch)
+        held, closed = self.held, self._closed
+        end = 0
+        for run, (epoch, partition, first, count) in enumerate(
+            zip(batch["epochs"], batch["partitions"], batch["firsts"], batch["counts"])
+        ):
+            start = end
+            end += count
+            assignment = held.get(epoch)
+            if assignment is None:
+                if epoch in closed:
+                    continue
+                publisher = same if same is not None else publishers[run]
+                assignment = held[epoch] = Assignment(epoch, publisher, partition, first)
+                assignment.items = items[start:end]
+            elif assignment.closed:
+                continue
+            else:
+                known = max(0, assignment.received_upto - first + 1)
+                assignment.items += items[start + known : end]
+            assignment.received_upto = max(assignment.received_upto, first + count - 1)
+            if self._handled:
+                self._recognise(assignment)
+            if not assignment.queued and assignment.cursor < len(assignment.items):
+                assignment.queued = True
+                self.ready.append(assignment)
+
+    def _recognise(self, assignment: Assignment) -> None:
+        """Messages that were handled before their ack got lost are done, not handled again."""
+        handled = min(self._handled.get(assignment.key, 0), assignment.received_upto)
+        if handled > assignment.done and not assignment.queued:
+            assignment.started = assignment.done = handled
+            assignment.items = [item for item in assignment.items if item[0] > handled]
+            self.dirty[assignment] = None
+
+    # Handling.
+
+    def take(self, count: int) -> list[Assignment]:
+        """Up to ``count`` assignments with work; they are the caller's until ``put_back``."""
+        ready, dirty = self.ready, self.dirty
+        taken: list[Assignment] = []
+        for _ in range(len(ready)):
+            if len(taken) >= count:
+                break
+            assignment = ready.popleft()
+            if self._lingering and assignment.key in self._lingering:
+                ready.append(assignment)  # an earlier message of the partition is still running
+            elif assignment.cursor < len(assignment.items):
+                taken.append(assignment)
+                dirty[assignment] = None
+            else:
+                assignment.queued = False
+        return taken
+
+    def put_back(self, assignment: Assignment) -> None:
+        """The worker is done with it for now; it is ready again if more has come."""
+        if assignment.cursor < len(assignment.items):
+            self.ready.append(assignment)
+            return
+        assignment.queued = False
+        assignment.items.clear()
+        assignment.cursor = 0
+        if assignment.lost:
+            self._end_lingering(assignment)
+
+    def _end_lingering(self, assignment: Assignment) -> None:
+        if self._lingering.get(assignment.key) is assignment:
+            del self._lingering[assignment.key]
+        self._remember(assignment)
+        for other in list(self.held.values()):
+            if other.key == assignment.key and other in self.ready:
+                self.ready.remove(other)
+                other.queued = False
+                self._recognise(other)
+                if other.items:
+                    other.queued = True
+                    self.ready.append(other)
+
+    def may_start(self, assignment: Assignment, position: int) -> bool:
+        """Whether a position of an assignment that was closed meanwhile is still ours to handle."""
+        return not assignment.closed or position <= assignment.keep_upto
+
+    # Giving back.
+
+    def recall(self, epochs: Sequence[int]) -> list[int]:
+        """Close assignments; the answer is the last position of each that is finished here."""
+        return [self._close(epoch) for epoch in epochs]
+
+    def _close(self, epoch: int) -> int:
+        self._note_closed(epoch)
+        assignment = self.held.get(epoch)
+        if assignment is None:
+            return 0
+        assignment.closed = True
+        assignment.keep_upto = assignment.started
+        assignment.items.clear()
+        if assignment.acked >= assignment.keep_upto:
+            self._drop(assignment)
+        return assignment.keep_upto
+
+    def _note_closed(self, epoch: int) -> None:
+        """Messages of that epoch may still be on their way here; they are not taken any more."""
+        self._closed[epoch] = None
+        if len(self._closed) > CLOSED_COUNT_MAX:
+            self._closed.popitem(last=False)
+
+    def failed(self, assignment: Assignment) -> None:
+        """The message that was started failed and is reported: the broker sends the rest again."""
+        assignment.started = assignment.done
+        self._close(assignment.epoch)
+
+    def _drop(self, assignment: Assignment) -> None:
+        self.held.pop(assignment.epoch, None)
+        self.dirty.pop(assignment, None)
+
+    # Settling.
+
+    def take_acks(self) -> tuple[list[int], list[int], list[list[int]]] | None:
+        """(epochs, positions, delays) to be acknowledged; None when there is nothing.
+
+        The same again until ``confirmed`` or ``not_confirmed`` is called.
+        """
+        if self._sent is not None:
+            return self._sent
+        epochs, uptos = [], []
+        for assignment in self.dirty:
+            done = assignment.done
+            if done > assignment.acked:
+                epochs.append(assignment.epoch)
+                uptos.append(done)
+        if not epochs:
+            return None
+        delays, self.delays = self.delays, []
+        self._sent = (epochs, uptos, delays)
+        return self._sent
+
+    def confirmed(self, stale: Sequence[int] = ()) -> None:
+        """The broker has the acks durably; stale ones belong to assignments that are lost."""
+        assert self._sent is not None
+        for epoch, upto in zip(self._sent[0], self._sent[1]):
+            assignment = self.held.get(epoch)
+            if assignment is None:
+                continue
+            assignment.acked = upto
+            limit = assignment.keep_upto if assignment.closed else assignment.received_upto
+            if assignment.acked >= limit:
+                self._drop(assignment)
+        self._sent = None
+        for epoch in stale:
+            self._lose(epoch)
+
+    def not_confirmed(self) -> None:
+        """The ack call failed: what it carried is acknowledged again with the next one."""
+        if self._sent is not None:
+            self.delays = self._sent[2] + self.delays
+            self._sent = None
+
+    def _lose(self, epoch: int) -> None:
+        """An assignment was taken away. Remember what was handled without a confirmed ack."""
+        assignment = self.held.pop(epoch, None)
+        self._note_closed(epoch)
+        if assignment is None:
+            return
+        assignment.closed = assignment.lost = True
+        assignment.keep_upto = assignment.done
+        assignment.items.clear()
+        self.dirty.pop(assignment, None)
+        if assignment.started > assignment.done:
+            self._lingering[assignment.key] = assignment
+        self._remember(assignment)
+
+    def _remember(self, assignment: Assignment) -> None:
+        if assignment.done > assignment.acked:
+            self._handled[assignment.key] = max(
+                assignment.done, self._handled.get(assignment.key, 0)
+            )
+            if len(self._handled) > HANDLED_COUNT_MAX:
+                self._handled.popitem(last=False)
+
+    def lose(self, epochs: Sequence[int]) -> None:
+        """The broker has given these assignments to others: nothing of them is ours any more."""
+        self.not_confirmed()
+        for epoch in epochs:
+            self._lose(epoch)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to handle and nothing to acknowledge."""
+        return not self.ready and not self.dirty
+
+
+def _items(batch: dict[str, Any]) -> list[Item]:
+    """The messages of a batch as items, run after run."""
+    positions = chain.from_iterable(
+        range(first, first + count) for first, count in zip(batch["firsts"], batch["counts"])
+    )
+    attempts: Any = repeat(1)
+    if batch["attempts"] is not None:
+        # Only the first message of a run can have been tried before.
+        attempts = chain.from_iterable(
+            [attempt, *repeat(1, count - 1)]
+            for attempt, count in zip(batch["attempts"], batch["counts"])
+        )
+    formats, priorities, extras = batch["formats"], batch["priorities"], batch["extras"]
+    return list(
+        zip(
+            positions,
+            attempts,
+            batch["timestamps"],
+            batch["sequences"],
+            repeat(0) if priorities is None else priorities,
+            repeat(formats) if isinstance(formats, int) else formats,
+            batch["bodies"],
+            repeat(None) if extras is None else extras,
+        )
+    )

@@ -16,7 +16,8 @@ import json
 import math
 import re
 from itertools import chain
-from typing import Any, Iterable, Sequence
+from operator import add
+from typing import Any, Sequence
 
 from broker.core.commands import Publish, Send
 from broker.core.message import (
@@ -24,6 +25,7 @@ from broker.core.message import (
     FORMAT_BYTES,
     FORMAT_JSON,
     FORMAT_TEXT,
+    Columns,
     Entry,
     columns_of,
     make_entries,
@@ -145,17 +147,19 @@ def publish_command(
         check_int(formats, "format", 0, FORMAT_JSON)
     elif len(check_ints(formats, "formats", 0, FORMAT_JSON)) != count:
         raise BadRequest(f"{len(formats)} formats for {count} bodies")
-    has_ids = extras is not None and _check_extras(policy, extras, count)
-    if len(counts) == count:
-        sequences: Iterable[int] = firsts
-    else:
-        sequences = chain.from_iterable(
-            range(first, first + length) for first, length in zip(firsts, counts)
-        )
+    ids = extras is not None and _check_extras(policy, extras, count)
+    sequences = expand(firsts, counts)
     entries = make_entries(sequences, bodies, timestamps, priorities, formats, extras)
+    columns = Columns(timestamps, sequences, priorities, formats, bodies, extras)
     return Publish(
-        publisher, epoch, list(partitions), firsts, counts, entries, size, has_ids
-    )
+        publisher, epoch, list(partitions), firsts, counts, entries, size,
+        max(priorities) if priorities else 0, ids, columns,
+    )  # fmt: skip
+
+
+def expand(firsts: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
+    """The numbers of all runs, one after the other."""
+    return list(chain.from_iterable(map(range, firsts, map(add, firsts, counts))))
 
 
 def _check_bodies(policy: Policy, bodies: Sequence[Any]) -> int:
@@ -359,7 +363,7 @@ def delivery_columns(send: Send) -> dict[str, Any]:
         "epochs": record.epochs,
         "attempts": record.attempts if any(map((1).__lt__, record.attempts)) else None,
         "timestamps": columns.timestamps,
-        "sequences": columns.sequences,
+        "sequences": record.sequences,
         "priorities": columns.priorities,
         "formats": columns.formats,
         "bodies": columns.bodies,

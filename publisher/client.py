@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from types import TracebackType
 from typing import Any, Sequence
 
@@ -23,12 +24,14 @@ from broker.errors import (
     OutboxFull,
     PublisherClosed,
 )
-from broker.pyro_setup import Proxy, invoke
 from broker.remote.lookup import ChannelAddress, pause_s
+from broker.remote.pipeline import Pipeline
 from publisher.outbox import Call, Learn, Outbox
 from publisher.receipt import Receipt, Receipts
 
 log = logging.getLogger("fairlead.publisher")
+
+UNDER_WAY_MAX = 3
 
 
 class Publisher:
@@ -63,7 +66,7 @@ class Publisher:
         policy: dict[str, Any] | None = None,
         linger_s: float = 0.0,
         batch_count_max: int = 500,
-        outbox_count_max: int = 100_000,
+        outbox_count_max: int = 10_000,
         on_full: str | None = None,
         timeout_s: float = 10.0,
         give_up_s: float = 60.0,
@@ -76,7 +79,8 @@ class Publisher:
         self._linger_s, self._timeout_s, self._give_up_s = linger_s, timeout_s, give_up_s
         self._outbox_count_max = outbox_count_max
         self._address = ChannelAddress(self.channel, name_server, timeout_s)
-        self._proxy: Any = None
+        self._pipeline: Pipeline | None = None
+        self._calls: deque[Call] = deque()  # under way, oldest first
         self._epoch: int | None = None
         # One condition for everything: guards the outbox, wakes the sender and the waiters.
         self._changed = threading.Condition(threading.Lock())
@@ -93,6 +97,7 @@ class Publisher:
             min(batch_count_max, self._policy.batch_count_max),
             self._policy.batch_bytes_max,
             refuse,
+            UNDER_WAY_MAX,
         )
         self._outbox.known = opened["known"]
         self._thread = threading.Thread(
@@ -259,7 +264,8 @@ class Publisher:
         return extras
 
     def _wait_for_room(self, count: int) -> None:
-        limit = max(0, self._outbox_count_max - count)
+        # Come back with room for a good stretch, not for one message: waking up costs more.
+        limit = max(0, min(self._outbox_count_max - count, self._outbox_count_max * 3 // 4))
         deadline = time.monotonic() + self._give_up_s
         while self._outbox.count > limit or self._closing:
             if self._closing or self._failure is not None:
@@ -301,8 +307,10 @@ class Publisher:
             except Exception as caught:
                 log.exception("publisher %s failed", self.publisher)
                 error = BrokerUnavailable(f"publisher {self.publisher} failed: {caught}")
-            if not error.definite:
+            if self._calls or not error.definite:
+                # Also when one of several calls under way was refused: they go again in order.
                 self._disconnect()
+            if not error.definite:
                 broken_since = broken_since or time.monotonic()
             lost = broken_since is not None and time.monotonic() - broken_since > self._give_up_s
             if lost or (error.definite and not error.retriable):
@@ -320,7 +328,7 @@ class Publisher:
                 self._linger()
                 call = self._outbox.next_call()
                 record = self._outbox.unconfirmed_record
-                if call is not None or record:
+                if call is not None or self._calls or record:
                     break
                 if self._closing:
                     return False
@@ -328,13 +336,20 @@ class Publisher:
                 self._changed.wait()
                 self._idle = False
             # Nothing else to do: then the answer may as well wait for the commit.
-            wait = isinstance(call, Call) and self._outbox.gathered == 0
-        if isinstance(call, Learn):
-            self._learn(call)
-        elif call is not None:
-            self._send(call, wait)
+            wait = self._outbox.gathered == 0
+        pipeline = self._connected()
+        if isinstance(call, Call):
+            self._calls.append(call)
+            pipeline.send("publish_runs", *self._arguments(call, wait))
+        elif self._calls:
+            reply = pipeline.receive()
+            self._answered(self._calls.popleft(), reply)
+        elif isinstance(call, Learn):
+            sequences = pipeline.call("next_sequences", self.publisher, call.partitions)
+            with self._changed:
+                self._outbox.learnt(call.partitions, sequences)
         else:
-            upto = self._invoke("wait_durable", record, 1.0)
+            upto = pipeline.call("wait_durable", record, 1.0)
             with self._changed:
                 self._outbox.durable(upto)
                 self._changed.notify_all()
@@ -350,34 +365,29 @@ class Publisher:
             ):
                 self._changed.wait(left)
 
-    def _learn(self, learn: Learn) -> None:
-        sequences = self._invoke("next_sequences", self.publisher, learn.partitions)
-        with self._changed:
-            self._outbox.learnt(learn.partitions, sequences)
-
-    def _send(self, call: Call, wait: bool) -> None:
+    def _arguments(self, call: Call, wait: bool) -> tuple[Any, ...]:
+        """The call in columns."""
         batch = call.batch
-        count = call.stop - call.start
-        formats: Any = call.column(batch.formats)
-        if formats.count(formats[0]) == count:
-            formats = formats[0]
+        formats = _folded(call.column(batch.formats))
+        timestamps = _folded(call.column(batch.timestamps))
         priorities = extras = None
         if batch.priorities:
             priorities = call.column([batch.priorities.get(i, 0) for i in range(call.stop)])
         if batch.extras:
             extras = call.column([batch.extras.get(i) for i in range(call.stop)])
-        reply = self._invoke(
-            "publish_runs", self.publisher, self._epoch, call.partitions, call.firsts,
-            call.counts, call.column(batch.timestamps), call.column(batch.bodies), priorities,
-            formats, extras, wait,
+        return (
+            self.publisher, self._epoch, call.partitions, call.firsts, call.counts,
+            timestamps, call.column(batch.bodies), priorities, formats, extras, wait,
         )  # fmt: skip
+
+    def _answered(self, call: Call, reply: dict[str, Any]) -> None:
         with self._changed:
             self._outbox.answered(call, reply)
-            if batch.errors:
+            if call.batch.errors:
                 self._errors += list(self._refusals(call))[: 1_000 - len(self._errors)]
             self._changed.notify_all()
             full = reply["refused"] and not self._outbox.refuse_when_full
-        if full:
+        if full and not self._calls:
             self._abandoned.wait(pause_s(0) + reply["retry_after_ms"] / 1000)
 
     def _refusals(self, call: Call) -> Any:
@@ -386,15 +396,11 @@ class Publisher:
             if error is not None and error.message != "moved":
                 yield error
 
-    def _invoke(self, method: str, *args: Any) -> Any:
-        if self._proxy is None:
-            self._connect()
-        return invoke(self._proxy, method, *args)
-
-    def _connect(self) -> None:
-        proxy = Proxy(self._address.uri(self._create, self._policy_wanted))
-        proxy._pyroTimeout = self._timeout_s
-        self._proxy = proxy
+    def _connected(self) -> Pipeline:
+        if self._pipeline is None:
+            uri = self._address.uri(self._create, self._policy_wanted)
+            self._pipeline = Pipeline(uri, self._timeout_s)
+        return self._pipeline
 
     def _open_with_retries(self) -> dict[str, Any]:
         """Open in the constructing thread, so that a wrong address shows at once."""
@@ -402,9 +408,11 @@ class Publisher:
         attempt = 0
         while True:
             try:
-                opened: dict[str, Any] = self._invoke("open_publisher", self.publisher)
+                opened: dict[str, Any] = self._connected().call(
+                    "open_publisher", self.publisher
+                )
                 self._epoch = opened["epoch"]
-                self._release()  # the proxy belongs to this thread; the sender makes its own
+                self._release()  # the connection belongs to this thread; the sender makes its own
                 return opened
             except BrokerError as error:
                 self._release()
@@ -422,9 +430,10 @@ class Publisher:
             self._outbox.unknown()
 
     def _release(self) -> None:
-        if self._proxy is not None:
-            self._proxy._pyroRelease()
-            self._proxy = None
+        self._calls.clear()
+        if self._pipeline is not None:
+            self._pipeline.close()
+            self._pipeline = None
 
     def _give_up(self, error: BrokerError) -> None:
         """Every open receipt gets the error; a fenced publisher is closed for good."""
@@ -436,3 +445,8 @@ class Publisher:
             self._outbox.fail(error)
             self._errors.append(error)
             self._changed.notify_all()
+
+
+def _folded(values: list[int]) -> list[int] | int:
+    """A column that is all the same, given once."""
+    return values[0] if values.count(values[0]) == len(values) else values

@@ -4,7 +4,9 @@ No thread, clock or socket here: the client (and the simulator) ask ``next_call`
 it, and report what came back. The rules that keep a partition whole:
 
 - A message gets its sequence when its call is formed, and keeps it until the outcome is known.
-- One call is under way at a time, and calls are resent in their order, so no gap can arise.
+- Calls go out in their order over one connection and are answered in it. When one is not accepted
+  whole, no further call is formed until all that are under way have been answered; then what was
+  refused goes again, oldest first, so that no message overtakes another one of its partition.
 - An answer is not yet a confirmation: a call is confirmed once its journal record is durable. Until
   then it is kept, and after a broken connection it is sent again under the same sequences.
 """
@@ -94,7 +96,14 @@ class Learn:
 class Outbox:
     """Everything a publisher has been given and cannot forget yet."""
 
-    def __init__(self, batch_count_max: int, batch_bytes_max: int, refuse_when_full: bool) -> None:
+    def __init__(
+        self,
+        batch_count_max: int,
+        batch_bytes_max: int,
+        refuse_when_full: bool,
+        under_way_max: int = 1,
+    ) -> None:
+        self.under_way_max = under_way_max
         self.batch_count_max = batch_count_max
         self.batch_bytes_max = batch_bytes_max
         self.refuse_when_full = refuse_when_full
@@ -105,7 +114,8 @@ class Outbox:
         self._gathering = Batch()
         self._waiting: deque[Batch] = deque()
         self._resend: deque[Call] = deque()
-        self._under_way: Call | None = None
+        self._under_way: deque[Call] = deque()
+        self._retries: list[Batch] = []  # refused while other calls are under way
         self._unconfirmed: deque[Call] = deque()
         self._room: int | None = None
 
@@ -201,13 +211,24 @@ class Outbox:
 
     # What to send.
 
+    @property
+    def under_way(self) -> int:
+        """Calls that were sent and not answered."""
+        return len(self._under_way)
+
     def next_call(self) -> Call | Learn | None:
-        """The next thing to send; None when nothing waits. The same call until it is answered."""
-        if self._under_way is not None:
-            return self._under_way
+        """The next thing to send; None when nothing waits, or nothing may be sent before an answer.
+
+        A Call counts as under way from here on; a Learn is to be asked when nothing is.
+        """
+        if len(self._under_way) >= self.under_way_max or self._retries:
+            return None
         if self._resend:
-            self._under_way = self._resend.popleft()
-            return self._under_way
+            # One at a time: what its answer will be is open.
+            if self._under_way:
+                return None
+            self._under_way.append(self._resend.popleft())
+            return self._under_way[-1]
         if not self._waiting:
             if not self._gathering.bodies:
                 return None
@@ -215,11 +236,15 @@ class Outbox:
         batch = self._waiting[0]
         start = batch.formed_upto
         stop = len(batch.bodies)
-        if self._room is not None and 0 < self._room < stop - start:
-            stop = start + self._room
+        if self._room is not None:
+            # Near the limit of the channel: no more than fits, and one call at a time.
+            if self._under_way:
+                return None
+            if 0 < self._room < stop - start:
+                stop = start + self._room
         formed = self._form(batch, start, stop)
         if isinstance(formed, Call):
-            self._under_way = formed
+            self._under_way.append(formed)
             batch.formed_upto = stop
             if stop == len(batch.bodies):
                 self._waiting.popleft()
@@ -258,17 +283,20 @@ class Outbox:
         self._next.update(zip(partitions, sequences))
 
     def answered(self, call: Call, reply: dict[str, Any]) -> None:
-        """The broker has decided about the call under way."""
-        assert call is self._under_way
-        self._under_way = None
+        """The broker has decided about the oldest call under way."""
+        assert call is self._under_way[0]
+        self._under_way.popleft()
         room = reply["room"]
-        self._room = room if room < self.batch_count_max else None
+        self._room = room if room < self.batch_count_max * (self.under_way_max + 1) else None
         call.record = reply["record"]
         call.duplicates = reply["duplicates"]
         if reply["refused"]:
             self._split(call, reply)
         else:
             self._unconfirmed.append(call)
+        if self._retries and not self._under_way:
+            self._waiting.extendleft(reversed(self._retries))
+            self._retries.clear()
         self.durable(reply["durable"])
 
     def _split(self, call: Call, reply: dict[str, Any]) -> None:
@@ -291,7 +319,7 @@ class Outbox:
                 accepted += order[at : at + through]
             if through < count:
                 # The refused messages give their sequences back.
-                self._next[name] = expected
+                self._next[name] = min(expected, self._next[name])
                 rest += [(index, reason) for index in order[at + through : at + count]]
             at += count
         batch = call.batch
@@ -323,7 +351,7 @@ class Outbox:
                 batch.extras[place] = old.extras[index]
             old.errors[index] = _Moved(batch, place)
         batch.size = sum(map(len, batch.bodies))
-        self._waiting.appendleft(batch)
+        self._retries.append(batch)
 
     def durable(self, record: int) -> None:
         """Everything up to that journal record is confirmed."""
@@ -353,14 +381,15 @@ class Outbox:
 
     def unknown(self) -> None:
         """The connection broke: everything not confirmed is sent again, in order, as it was."""
-        calls = [*self._unconfirmed]
-        if self._under_way is not None:
-            calls.append(self._under_way)
+        calls = [*self._unconfirmed, *self._under_way]
         for call in calls:
             call.resent = True
         self._resend = deque([*calls, *self._resend])
         self._unconfirmed.clear()
-        self._under_way = None
+        self._under_way.clear()
+        # What was refused behind them waits for its turn.
+        self._waiting.extendleft(reversed(self._retries))
+        self._retries.clear()
 
     def fail(self, error: BrokerError) -> None:
         """Give everything up that is not confirmed; each receipt gets the error."""

@@ -117,6 +117,7 @@ class Subscriber:
         self._lease_until = 0.0
         self._working = 0
         self._handled = 0
+        self._acked = 0  # of the handled ones; together they tell how full the window is
         self._count_max: int | None = None
         self._last_received = time.monotonic()
         self._error: BrokerError | None = None
@@ -370,44 +371,42 @@ class Subscriber:
                 continue
             if self._finished():
                 break
-            if self._more_to_settle():
-                # Let acks gather while handlers run, unless everything is idle.
-                self._stopping.wait(ACK_INTERVAL_S)
-                self._settle_now.set()
+            self._gather_acks()
         if proxy is not None:
             proxy[1]._pyroRelease()
         self._drained.set()
 
     def _settle_once(self, proxy: Any) -> None:
-        """Carry everything that is to be settled; nacks come after the acks before them."""
-        while True:
-            with self._changed:
-                acks = self._session.take_acks()
-                nack = self._nacks[0] if self._nacks and acks is None else None
-            member = (self.subscription, self.subscriber, self._session_id)
-            began = time.monotonic()
-            if acks is not None:
-                reply = invoke(proxy, "settle", *member, *acks)
-                with self._changed:
-                    self._session.confirmed(reply["stale"])
-            elif nack is not None:
-                epoch, position, reason, delay_s, final = nack
-                invoke(
-                    proxy, "nack", self.subscriber, self._session_id, epoch, position, reason,
-                    delay_s, final, self.subscription,
-                )  # fmt: skip
-                with self._changed:
-                    self._nacks.remove(nack)
-            else:
-                return
-            self._renew(began)
-            with self._changed:
-                if self._session.ready or self._working:
-                    return
-
-    def _more_to_settle(self) -> bool:
+        """Carry what is to be settled by now; nacks come after the acks before them."""
+        began = time.monotonic()
         with self._changed:
-            return bool(self._session.dirty or self._nacks)
+            handled = self._handled
+            acks = self._session.take_acks()
+            nacks = list(self._nacks)
+        if acks is not None:
+            reply = invoke(
+                proxy, "settle", self.subscription, self.subscriber, self._session_id, *acks
+            )
+            with self._changed:
+                self._session.confirmed(reply["stale"])
+                self._acked = handled
+        for nack in nacks:
+            epoch, position, reason, delay_s, final = nack
+            invoke(
+                proxy, "nack", self.subscriber, self._session_id, epoch, position, reason,
+                delay_s, final, self.subscription,
+            )  # fmt: skip
+            with self._changed:
+                if nack in self._nacks:
+                    self._nacks.remove(nack)
+        if acks is not None or nacks:
+            self._renew(began)
+
+    def _gather_acks(self) -> None:
+        """Let acks gather for a moment, unless they hold up the window: a call costs the same for
+        one message as for a thousand."""
+        if self._handled - self._acked < max(1, self.prefetch // 4):
+            self._stopping.wait(ACK_INTERVAL_S)
 
     def _finished(self) -> bool:
         """Stopped, no handler running, and nothing left to settle."""

@@ -16,6 +16,8 @@ from collections import OrderedDict, deque
 from itertools import chain, repeat
 from typing import Any, Sequence
 
+from broker.wire import expand
+
 #: (position, attempt, timestamp, sequence, priority, format, body, extras)
 Item = tuple[int, int, int, int, int, int, bytes, "dict[str, Any] | None"]
 
@@ -270,9 +272,7 @@ class Session:
 
 def _items(batch: dict[str, Any]) -> list[Item]:
     """The messages of a batch as items, run after run."""
-    positions = chain.from_iterable(
-        range(first, first + count) for first, count in zip(batch["firsts"], batch["counts"])
-    )
+    positions = expand(batch["firsts"], batch["counts"])
     attempts: Any = repeat(1)
     if batch["attempts"] is not None:
         # Only the first message of a run can have been tried before.
@@ -281,12 +281,13 @@ def _items(batch: dict[str, Any]) -> list[Item]:
             for attempt, count in zip(batch["attempts"], batch["counts"])
         )
     formats, priorities, extras = batch["formats"], batch["priorities"], batch["extras"]
+    timestamps = batch["timestamps"]
     return list(
         zip(
             positions,
             attempts,
-            batch["timestamps"],
-            batch["sequences"],
+            repeat(timestamps) if isinstance(timestamps, int) else timestamps,
+            expand(batch["sequences"], batch["counts"]),
             repeat(0) if priorities is None else priorities,
             repeat(formats) if isinstance(formats, int) else formats,
             batch["bodies"],

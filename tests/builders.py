@@ -33,6 +33,7 @@ def publish_command(
         [len(run) for _, run in runs.values()],
         entries,
         sum(map(len, bodies)),
+        max(priorities) if priorities else 0,
         ids is not None,
     )
 

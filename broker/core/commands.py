@@ -38,7 +38,8 @@ class OpenPublisher:
 class Publish:
     """Accept runs of one publisher. A partition occurs once; entries stand run after run.
 
-    ``epoch`` None means that the caller does not take part in fencing.
+    ``epoch`` None means that the caller does not take part in fencing. ``size``, ``priority`` and
+    ``ids`` sum the entries up, ``columns`` are the same entries column by column; see Published.
     """
 
     publisher: str
@@ -47,8 +48,10 @@ class Publish:
     firsts: list[int]
     counts: list[int]
     entries: list[Entry]
-    bytes_total: int
-    has_ids: bool = False
+    size: int
+    priority: int = 0
+    ids: bool = False
+    columns: Any = None
 
 
 @dataclass(slots=True)

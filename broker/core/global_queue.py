@@ -32,26 +32,28 @@ class GlobalQueue:
     (0, [])
     """
 
-    __slots__ = ("ageing_ms", "_levels", "_level_of", "_delayed")
+    __slots__ = ("ageing_ms", "_levels", "_level_of", "_delayed", "_waiting")
 
     def __init__(self, ageing_ms: int) -> None:
         self.ageing_ms = ageing_ms
         self._levels: SortedDict[int, OrderedDict[Line, None]] = SortedDict()  # by -priority
         self._level_of: dict[Line, int] = {}
         self._delayed: SortedKeyList[Line] = SortedKeyList(key=_due)
+        self._waiting: set[Line] = set()  # the members of _delayed
 
     def __len__(self) -> int:
-        return len(self._level_of) + len(self._delayed)
+        return len(self._level_of) + len(self._waiting)
 
     def __contains__(self, line: Line) -> bool:
-        return line in self._level_of or line in self._delayed
+        return line in self._level_of or line in self._waiting
 
     def add(self, line: Line, now_ms: int) -> None:
         """Put a line in, or move it to the level that its urgency has reached by now."""
-        if self._delayed and line in self._delayed:
+        if line in self._waiting:
             return
         if line.not_before_ms > now_ms:
             self._delayed.add(line)
+            self._waiting.add(line)
             return
         level_before = self._level_of.get(line)
         if level_before is None:
@@ -72,8 +74,9 @@ class GlobalQueue:
         level = self._level_of.pop(line, None)
         if level is not None:
             self._remove_from_level(line, level)
-        elif line in self._delayed:
+        elif line in self._waiting:
             self._delayed.remove(line)
+            self._waiting.remove(line)
 
     def _remove_from_level(self, line: Line, level: int) -> None:
         members = self._levels[-level]
@@ -86,10 +89,11 @@ class GlobalQueue:
         self._levels.clear()
         self._level_of.clear()
         self._delayed.clear()
+        self._waiting.clear()
 
     def ranked(self, now_ms: int) -> Iterator[Line]:
         """All lines that may be given out at ``now_ms``, the most urgent first. Changes nothing."""
-        if self._delayed and self._delayed[0].not_before_ms <= now_ms:
+        if self._waiting and self._delayed[0].not_before_ms <= now_ms:
             # Rare, and they have waited for their back-off already: they go first.
             for line in self._delayed:
                 if line.not_before_ms > now_ms:
@@ -123,4 +127,4 @@ class GlobalQueue:
 
     def next_due_ms(self) -> int | None:
         """When the next back-off ends."""
-        return self._delayed[0].not_before_ms if self._delayed else None
+        return self._delayed[0].not_before_ms if self._waiting else None

@@ -63,7 +63,7 @@ def make_entries(
 class Columns(NamedTuple):
     """The entries of one batch, column by column: the form of the wire and of the journal."""
 
-    timestamps: Sequence[int]
+    timestamps: Sequence[int] | int
     sequences: Sequence[int]
     priorities: Sequence[int] | None
     formats: Sequence[int] | int
@@ -76,9 +76,9 @@ def columns_of(entries: Sequence[Entry]) -> Columns:
     if not entries:
         return Columns((), (), None, FORMAT_BYTES, (), None)
     timestamps, sequences, priorities, formats, bodies, extras = zip(*entries)
-    first_format = formats[0]
+    first_format, first_timestamp = formats[0], timestamps[0]
     return Columns(
-        timestamps,
+        first_timestamp if timestamps.count(first_timestamp) == len(timestamps) else timestamps,
         sequences,
         priorities if any(priorities) else None,
         first_format if formats.count(first_format) == len(formats) else formats,

@@ -52,12 +52,13 @@ def decide_publish(channel: Channel, command: Publish, now_ms: int) -> Decision:
             break
     else:
         room, room_bytes = channel.room()
-        fits = len(command.entries) <= room and command.bytes_total <= room_bytes
+        fits = len(command.entries) <= room and command.size <= room_bytes
         new_count = found.count(None)
-        if fits and not command.has_ids and not (new_count and _over(channel, new_count)):
+        if fits and not command.ids and not (new_count and _over(channel, new_count)):
             record = Published(
                 now_ms, command.publisher, current, command.partitions, command.firsts,
-                command.counts, [], command.entries, found,
+                command.counts, [], command.size, command.priority, False, command.entries, found,
+                command.columns,
             )  # fmt: skip
             accepted = len(command.entries)
             return Decision(
@@ -156,7 +157,8 @@ def _decide_run_by_run(
         records.append(
             Published(
                 now_ms, command.publisher, epoch, names, firsts, counts, sorting.dropped,
-                sorting.entries, lines,
+                sum([len(entry[BODY]) for entry in sorting.entries]), command.priority,
+                command.ids, sorting.entries, lines,
             )
         )  # fmt: skip
     return Decision(records, _reply(command, runs, sorting))
@@ -186,8 +188,7 @@ def apply_published(channel: Channel, record: Published) -> None:
         partitions = channel.backup.publishers.get(record.publisher) or {}
         lines = [partitions.get(name) for name in record.partitions]
     kept = _kept_counts(record) if record.dropped else record.counts
-    urgent = any([entry[2] for entry in entries])
-    subscriptions = channel.subscriptions_list
+    at_ms, urgent = record.at_ms, record.priority > 0
     start = 0
     for partition, name, first, count, keep in zip(
         lines, record.partitions, record.firsts, record.counts, kept
@@ -208,21 +209,22 @@ def apply_published(channel: Channel, record: Published) -> None:
                 line.irregular = True
             if urgent:
                 line.add_urgent(run)
-            if line.owner is not None:
-                line.owner.settle_hunger(line)
-            elif not line.parked:
-                line.subscription.queue.add(line, record.at_ms)
-    size = sum([len(entry[BODY]) for entry in entries])
-    for subscription in subscriptions:
+            owner = line.owner
+            if owner is None:
+                if not line.parked:
+                    line.subscription.queue.add(line, at_ms)
+            elif not line.recalled:
+                owner.note_hunger(line)
+    for subscription in channel.subscriptions_list:
         subscription.pending_count += len(entries)
-        subscription.pending_bytes += size
+        subscription.pending_bytes += record.size
     channel.published_total += len(entries)
-    channel.published_bytes_total += size
+    channel.published_bytes_total += record.size
     if record.dropped:
         channel.duplicates_total += len(record.dropped)
-    channel.delivered_ids.add(
-        [entry[5]["id"] for entry in entries if entry[5] is not None and "id" in entry[5]]
-    )
+    if record.ids:
+        extras = [entry[EXTRAS] or {} for entry in entries]
+        channel.delivered_ids.add([extra["id"] for extra in extras if "id" in extra])
 
 
 def _kept_counts(record: Published) -> list[int]:

@@ -13,6 +13,7 @@ Three numbers must not be confused:
 A record with ``durable = False`` changes only what need not survive (who was seen when); the journal
 never sees it. A field named ``lines`` is the list of Line objects that a decision has looked up
 already: it saves ``apply`` the second look-up, is no part of the fact, and is None when read back.
+Likewise ``columns`` are the entries as they came over the wire: they save the journal a transposition.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class Published:
 
     ``entries`` are the messages that are kept, run after run. A message whose user-chosen id was
     known already uses up its sequence but is not kept; its index in the batch is in ``dropped``.
+    ``size`` is the bytes of the kept bodies, ``priority`` the highest priority among them, ``ids``
+    whether any of them has an id of the user's choice.
     """
 
     kind: ClassVar[str] = "Published"
@@ -97,8 +100,12 @@ class Published:
     firsts: list[int]
     counts: list[int]
     dropped: list[int]
+    size: int
+    priority: int
+    ids: bool
     entries: list[Entry]
     lines: Any = _resolved()
+    columns: Any = _resolved()
 
 
 @dataclass(slots=True)

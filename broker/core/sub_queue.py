@@ -57,13 +57,17 @@ class SubQueue:
     def settle_hunger(self, line: Line) -> None:
         """Note whether a held line could be topped up."""
         if line.owner is self and not line.recalled and line.waiting > 0:
-            self.hungry[line] = None
-            if line.level:
-                self.pressing[line] = None
-            elif self.pressing:
-                self.pressing.pop(line, None)
+            self.note_hunger(line)
         else:
             self.forget_hunger(line)
+
+    def note_hunger(self, line: Line) -> None:
+        """A held line has more to come."""
+        self.hungry[line] = None
+        if line.level:
+            self.pressing[line] = None
+        elif self.pressing:
+            self.pressing.pop(line, None)
 
     def forget_hunger(self, line: Line) -> None:
         """The line is not to be topped up any more."""

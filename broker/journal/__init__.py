@@ -34,8 +34,14 @@ class Journal(Protocol):
         """The last sequence of the channel that is durable in the sense of the store's class."""
         ...
 
-    def wait_durable(self, channel: str, sequence: int, timeout: float) -> bool:
-        """Wait until ``sequence`` is durable; False when the time is over. Raises if it failed."""
+    def wait_durable(
+        self, channel: str, sequence: int, timeout: float, urgent: bool = True
+    ) -> bool:
+        """Wait until ``sequence`` is durable; False when the time is over. Raises if it failed.
+
+        Who is not ``urgent`` has other work meanwhile, and may be kept waiting a little longer for
+        the sake of a larger group.
+        """
         ...
 
     def read(self, channel: str, first: int = 1) -> Iterator[tuple[int, Record]]:

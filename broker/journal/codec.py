@@ -62,6 +62,7 @@ _COLUMN_FIELDS = {
     "at_ms": AT_MS, "publisher": PUBLISHER, "subscriber": SUBSCRIBER,
     "subscription": SUBSCRIPTION, "count": COUNT,
 }  # fmt: skip
+_TRANSIENT = ("lines", "columns")  # no part of the fact; see broker.core.records
 _ENTRY_COLUMNS = ("timestamps", "priorities", "extras")
 _KEY_COLUMNS = ("publishers", "partitions")
 
@@ -80,7 +81,7 @@ class _Plan:
 
 
 def _plan_of(record_type: type[Any]) -> _Plan:
-    names = [field.name for field in fields(record_type) if field.name != "lines"]
+    names = [field.name for field in fields(record_type) if field.name not in _TRANSIENT]
     has_entries = "entries" in names
     key_field = next((name for name in ("keys", "key") if name in names), None)
     packed = tuple(n for n in names if n not in _COLUMN_FIELDS and n not in ("entries", key_field))
@@ -208,8 +209,9 @@ def _sequences(firsts: Sequence[int], counts: Sequence[int], dropped: Sequence[i
 
 
 def _split_entries(record: Any, runs: dict[str, Any]) -> dict[str, Any]:
-    columns = columns_of(record.entries)
-    if list(columns.sequences) != _sequences(record.firsts, record.counts, record.dropped):
+    # The columns of the wire, if nothing was dropped from them, have been checked there.
+    columns = record.columns or columns_of(record.entries)
+    if record.columns is None and list(columns.sequences) != _sequences(record.firsts, record.counts, record.dropped):
         raise ValueError("the entries are not those that firsts, counts and dropped describe")
     runs["timestamps"] = columns.timestamps
     runs["priorities"] = columns.priorities

@@ -66,7 +66,9 @@ class MemoryJournal:
             return len(self._rows.get(channel, ()))
         return self._synced.get(channel, 0)
 
-    def wait_durable(self, channel: str, sequence: int, timeout: float) -> bool:
+    def wait_durable(
+        self, channel: str, sequence: int, timeout: float, urgent: bool = True
+    ) -> bool:
         """Whether ``sequence`` is durable. There is nobody to wait for: a script syncs, or not."""
         if self.durable(channel) >= sequence:
             return True

@@ -6,7 +6,10 @@ it is read in :mod:`broker.journal.sqlite_reader`.
 
 ``append`` puts records on a list and returns. The writer takes all that has gathered, encodes it,
 writes it in one transaction and wakes those, and only those, whose records are in it. While it
-writes, the next group gathers: the slower the disk, the larger the groups.
+writes, the next group gathers: the slower the disk, the larger the groups. On a fast disk a group
+would hold a single record, and every record would cost a commit and several changes of thread; so
+the writer leaves GATHER_S between two commits unless somebody waits who cannot do anything else
+(``urgent``). A record that comes alone is written at once.
 
 The first failure is the last: a journal that could not write, commit or sync is failed for good,
 whoever waits and whoever appends later is told so, and nothing is tried again, because after a
@@ -33,6 +36,8 @@ log = logging.getLogger(__name__)
 
 #: How long ``durability="flush"`` may leave a write unsynced.
 SYNC_INTERVAL_S = 1.0
+#: How long records may gather after a commit while nobody urgent waits.
+GATHER_S = 0.002
 #: How much is written before the write-ahead log is folded into the main file.
 CHECKPOINT_BYTES = 16 * 1024 * 1024
 #: What a row costs in the write-ahead log beside its blobs, roughly.
@@ -75,6 +80,9 @@ class SqliteJournal:
         self._drops: list[threading.Lock] = []
         self._failure: JournalError | None = None
         self._closing = False
+        self._sleeping = False  # the writer waits for a first record
+        self._urgent = False
+        self._written_at = 0.0
         self._commits = self._rows = self._rows_per_commit_max = 0
         self._encode_seconds = self._write_seconds = 0.0
         self._writer = threading.Thread(target=self._run, name="journal-writer", daemon=True)
@@ -100,14 +108,17 @@ class SqliteJournal:
             last = expected + len(records) - 1
             self._next[channel] = last + 1
             self._queue.append((channel, expected, tuple(records)))
-            self._wake.notify()
+            if self._sleeping:
+                self._wake.notify()
         return last
 
     def durable(self, channel: str) -> int:
         """The last sequence of the channel that is durable in the sense of ``durability``."""
         return self._durable.get(channel, 0)
 
-    def wait_durable(self, channel: str, sequence: int, timeout: float) -> bool:
+    def wait_durable(
+        self, channel: str, sequence: int, timeout: float, urgent: bool = True
+    ) -> bool:
         """Wait until ``sequence`` is durable; False when the time is over. Raises if it failed."""
         # Without the lock: the number only rises, and reading a dict is one step.
         if self._durable.get(channel, 0) >= sequence:
@@ -121,6 +132,9 @@ class SqliteJournal:
             signal.acquire()
             waiter = (sequence, signal)
             self._waiters.setdefault(channel, []).append(waiter)
+            if urgent and not self._urgent:
+                self._urgent = True
+                self._wake.notify()
         signal.acquire(timeout=max(0.0, timeout))
         with self._lock:
             waiting = self._waiters.get(channel, [])
@@ -232,6 +246,7 @@ class SqliteJournal:
     def _take(self) -> tuple[list[_Item], bool]:
         """All that is queued; nothing when a sync is due first. And whether it was the last."""
         with self._wake:
+            self._sleeping = True
             while not self._queue and not self._closing:
                 due_s = None
                 if not self._store.is_synced:
@@ -239,6 +254,13 @@ class SqliteJournal:
                     if due_s <= 0:
                         break
                 self._wake.wait(due_s)
+            self._sleeping = False
+            while self._queue and not self._urgent and not self._closing:
+                left_s = self._written_at + GATHER_S - monotonic()
+                if left_s <= 0:
+                    break
+                self._wake.wait(left_s)
+            self._urgent = False
             items, self._queue = self._queue, []
             return items, self._closing
 
@@ -257,6 +279,7 @@ class SqliteJournal:
             self._rows_per_commit_max = max(self._rows_per_commit_max, len(rows))
             self._encode_seconds += encoded - started
             self._write_seconds += written - encoded
+            self._written_at = written
             self._durable.update(lasts)
             for channel, last in lasts.items():
                 self._wake_waiters(channel, last)

@@ -103,7 +103,8 @@ class ChannelHost:
     def settle(self, command: c.Command) -> dict[str, Any]:
         """Execute, and return the reply when it is durable."""
         reply, sequence = self.execute(command)
-        self._confirm(sequence)
+        # A subscriber goes on handling while its acks are under way.
+        self._confirm(sequence, urgent=type(command) is not c.Ack)
         return reply
 
     def _execute(self, command: c.Command) -> tuple[dict[str, Any], int]:
@@ -153,12 +154,12 @@ class ChannelHost:
                 self._asleep -= 1
                 link.wake()
 
-    def wait_durable(self, sequence: int) -> bool:
+    def wait_durable(self, sequence: int, urgent: bool = False) -> bool:
         """Wait until a journal sequence is durable; False when that takes too long."""
-        return self._journal.wait_durable(self.name, sequence, COMMIT_TIMEOUT_S)
+        return self._journal.wait_durable(self.name, sequence, COMMIT_TIMEOUT_S, urgent)
 
-    def _confirm(self, sequence: int) -> None:
-        if not self.wait_durable(sequence):
+    def _confirm(self, sequence: int, urgent: bool = True) -> None:
+        if not self.wait_durable(sequence, urgent):
             raise BrokerUnavailable(
                 f"channel {self.name}: the journal did not confirm sequence {sequence} within "
                 f"{COMMIT_TIMEOUT_S:.0f} s; the outcome is unknown, repeat the same request"

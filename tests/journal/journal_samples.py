@@ -45,6 +45,7 @@ def sample(channel: str, sequence: int, body_bytes: int = 100) -> Record:
     sequences = [sequence * 10 + i for _ in partitions for i in range(2)]
     return Published(
         at_ms, "billing", 3, partitions, [sequence * 10] * runs, [2] * runs, [],
+        2 * runs * body_bytes, 1, True,
         make_entries(
             sequences,
             [rng.randbytes(body_bytes) for _ in sequences],

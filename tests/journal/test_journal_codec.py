@@ -62,6 +62,7 @@ def published(draw: st.DrawFn) -> Published:
     extras = st.none() | st.dictionaries(st.sampled_from(["id", "headers"]), JSON, min_size=1)
     return Published(
         draw(INTS), draw(TEXTS), draw(INTS), [draw(TEXTS) for _ in counts], firsts, counts, dropped,
+        draw(INTS), draw(INTS), draw(st.booleans()),
         make_entries(
             kept, column(st.binary(max_size=20)), column(INTS), column(st.integers(-3, 3)),
             column(st.integers(0, 2)), column(extras),
@@ -142,7 +143,7 @@ def test_the_looked_up_lines_are_not_encoded() -> None:
 
 def test_a_lone_surrogate_in_a_header_survives() -> None:
     entries = make_entries([1], [b"x"], [5], extras=[{"headers": {"\ud800": "\udfff"}}])
-    record = Published(1, "p", 1, ["a"], [1], [1], [], entries)
+    record = Published(1, "p", 1, ["a"], [1], [1], [], 1, 0, False, entries)
     assert codec.decode(codec.encode("orders", 1, record, 0), 0) == record
 
 
@@ -151,15 +152,15 @@ def test_a_lone_surrogate_in_a_header_survives() -> None:
     [
         pytest.param(Seen(1, "default", "worker-1"), id="not-durable"),
         pytest.param(
-            Published(1, "p", 1, ["a"], [1], [2], [], make_entries([1], [b"x"], [5])),
+            Published(1, "p", 1, ["a"], [1], [2], [], 1, 0, False, make_entries([1], [b"x"], [5])),
             id="fewer-entries-than-counts",
         ),
         pytest.param(
-            Published(1, "p", 1, ["a"], [1], [1], [], make_entries([2], [b"x"], [5])),
+            Published(1, "p", 1, ["a"], [1], [1], [], 1, 0, False, make_entries([2], [b"x"], [5])),
             id="other-sequences-than-firsts",
         ),
         pytest.param(
-            Published(1, "p", 1, ["a"], [1], [1], [], make_entries([1], [{1}], [5])),  # type: ignore[list-item]
+            Published(1, "p", 1, ["a"], [1], [1], [], 1, 0, False, make_entries([1], [{1}], [5])),  # type: ignore[list-item]
             id="a-body-that-msgpack-does-not-know",
         ),
         pytest.param(SubscriptionCreated(1, "\ud800"), id="a-surrogate-in-a-column"),

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Everything that must hold: lint, types, tests. Sets itself up on the first run.
+#
+#   ./run_tests.sh                      all of it
+#   ./run_tests.sh tests/command -k up  arguments go to pytest
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
+. scripts/setup_env.sh
+setup_env test || exit 1
+
+failed=()
+"$PYTHON" -m ruff check --quiet . || failed+=("ruff")
+"$PYTHON" -m mypy --no-error-summary || failed+=("mypy")
+"$PYTHON" -m pytest -q "$@" || failed+=("pytest")
+
+if [ "${#failed[@]}" -gt 0 ]; then
+    say "FAILED: ${failed[*]}"
+    exit 1
+fi

@@ -40,9 +40,9 @@ def create(
 
     That it is there already is fine, unless another policy is asked for.
     """
-    wanted = checked_policy(policy)
+    name, wanted = checked_name(channel), checked_policy(policy)
     settings = wanted.to_dict() if wanted is not None else None
-    answer = Connection(name_server).broker("create_channel", checked_name(channel), settings)
+    answer = Connection(name_server).broker("create_channel", name, settings)
     if as_json:
         show_json(answer)
     else:

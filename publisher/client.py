@@ -31,7 +31,7 @@ from publisher.receipt import Receipt, Receipts
 
 log = logging.getLogger("fairlead.publisher")
 
-UNDER_WAY_MAX = 3
+UNDER_WAY_MAX = 8
 
 
 class Publisher:
@@ -82,8 +82,13 @@ class Publisher:
         self._pipeline: Pipeline | None = None
         self._calls: deque[Call] = deque()  # under way, oldest first
         self._epoch: int | None = None
-        # One condition for everything: guards the outbox, wakes the sender and the waiters.
-        self._changed = threading.Condition(threading.Lock())
+        # One lock guards the outbox. Three conditions of it, so that an answer wakes nobody in
+        # vain: the sender, those who wait for room, those who wait for outcomes.
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._room = threading.Condition(lock)
+        self._resolved = threading.Condition(lock)
+        self._room_wanted = 0
         self._idle = False
         self._abandoned = threading.Event()
         self._closing = False
@@ -158,8 +163,8 @@ class Publisher:
             batch, index = outbox.add(partition, body, kind, stamp, priority, extras)
             if self._idle:
                 self._idle = False
-                changed.notify_all()
-        return Receipt(batch, index, changed)
+                changed.notify()
+        return Receipt(batch, index, self._resolved)
 
     def publish_many(
         self, bodies: Sequence[bytes], partition: str | Sequence[str] = "default"
@@ -193,8 +198,8 @@ class Publisher:
                 places += self._outbox.add_many(names[at : at + step], part, 0, stamp)
                 if self._idle:
                     self._idle = False
-                    changed.notify_all()
-        return Receipts(places, changed)
+                    changed.notify()
+        return Receipts(places, self._resolved)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything published so far has an outcome.
@@ -215,6 +220,7 @@ class Publisher:
             first = not self._closing
             self._closing = True
             self._changed.notify_all()
+            self._room.notify_all()
         if not first:
             return
         self._thread.join(timeout)
@@ -230,7 +236,7 @@ class Publisher:
                     )
                 )
                 log.warning("publisher %s closed with %d open messages", self.publisher, left)
-            self._changed.notify_all()
+            self._tell()
 
     def __enter__(self) -> Publisher:
         return self
@@ -266,6 +272,7 @@ class Publisher:
     def _wait_for_room(self, count: int) -> None:
         # Come back with room for a good stretch, not for one message: waking up costs more.
         limit = max(0, min(self._outbox_count_max - count, self._outbox_count_max * 3 // 4))
+        self._room_wanted = limit
         deadline = time.monotonic() + self._give_up_s
         while self._outbox.count > limit or self._closing:
             if self._closing or self._failure is not None:
@@ -279,7 +286,13 @@ class Publisher:
                     f"broker confirmed too few within {self._give_up_s} s; try again later",
                     limit=self._outbox_count_max,
                 )
-            self._changed.wait(0.5)
+            self._room.wait(1.0)
+
+    def _tell(self) -> None:
+        """Outcomes have become known: wake those whom it may concern."""
+        self._resolved.notify_all()
+        if self._outbox.count <= self._room_wanted:
+            self._room.notify_all()
 
     def _wait(self, condition: Any, deadline: float | None, what: str) -> None:
         while not condition():
@@ -289,7 +302,7 @@ class Publisher:
                     f"{what} of publisher {self.publisher} is not done in time: "
                     f"{self._outbox.count} messages are unconfirmed; the publisher goes on trying"
                 )
-            self._changed.wait(left)
+            self._resolved.wait(left)
 
     # The sender thread.
 
@@ -352,7 +365,7 @@ class Publisher:
             upto = pipeline.call("wait_durable", record, 1.0)
             with self._changed:
                 self._outbox.durable(upto)
-                self._changed.notify_all()
+                self._tell()
         return True
 
     def _linger(self) -> None:
@@ -385,7 +398,7 @@ class Publisher:
             self._outbox.answered(call, reply)
             if call.batch.errors:
                 self._errors += list(self._refusals(call))[: 1_000 - len(self._errors)]
-            self._changed.notify_all()
+            self._tell()
             full = reply["refused"] and not self._outbox.refuse_when_full
         if full and not self._calls:
             self._abandoned.wait(pause_s(0) + reply["retry_after_ms"] / 1000)
@@ -444,7 +457,7 @@ class Publisher:
                 self._closing = True
             self._outbox.fail(error)
             self._errors.append(error)
-            self._changed.notify_all()
+            self._tell()
 
 
 def _folded(values: list[int]) -> list[int] | int:

@@ -30,7 +30,7 @@ PORTS = range(12_000, 32_000)
 Found = TypeVar("Found")
 
 
-def poll(condition: Callable[[], Found], deadline_s: float, what: str) -> Found:
+def poll(condition: Callable[[], Found | None], deadline_s: float, what: str) -> Found:
     """Ask until ``condition`` answers something true, and return it; fail after ``deadline_s``."""
     deadline = time.monotonic() + deadline_s
     while True:

@@ -66,7 +66,9 @@ class SqliteJournal:
         self._checkpoint_bytes = checkpoint_bytes
         self._store = Store(self.path, sync_each_write=durability == "fsync")
         heads = self._store.heads
-        # Only the writer thread looks at these three.
+        # Only the writer thread looks at these; the failure is set by the thread that it starts.
+        self._folding: threading.Thread | None = None
+        self._folding_failure: Exception | None = None
         self._checksums = {channel: head.checksum for channel, head in heads.items()}
         self._bytes_in_log = 0
         self._synced_at = monotonic()
@@ -201,6 +203,7 @@ class SqliteJournal:
                 "write_seconds": self._write_seconds,
                 "sync_seconds": self._store.sync_seconds,
                 "checkpoint_seconds": self._store.checkpoint_seconds,
+                "checkpoint_aside_seconds": self._store.checkpoint_aside_seconds,
             }
 
     def _raise_failure(self) -> None:
@@ -219,6 +222,10 @@ class SqliteJournal:
         try:
             while self._turn():
                 pass
+            if self._folding is not None:
+                self._folding.join()
+                if self._folding_failure is not None:
+                    raise self._folding_failure
             self._store.close()
         except Exception as error:
             failure = translate(error, self.path, "cannot write")
@@ -239,9 +246,28 @@ class SqliteJournal:
             self._store.sync()
             self._synced_at = monotonic()
         if self._bytes_in_log >= self._checkpoint_bytes:
+            self._fold_log()
+        return not closing
+
+    def _fold_log(self) -> None:
+        """Fold the log into the main file: the bulk of it aside, so that commits go on meanwhile."""
+        if self._folding is None:
+            self._folding = threading.Thread(
+                target=self._fold_aside, name="journal-checkpoint", daemon=True
+            )
+            self._folding.start()
+        elif not self._folding.is_alive():
+            self._folding = None
+            if self._folding_failure is not None:
+                raise self._folding_failure
             self._store.checkpoint()
             self._bytes_in_log = 0
-        return not closing
+
+    def _fold_aside(self) -> None:
+        try:
+            self._store.checkpoint_aside()
+        except Exception as error:
+            self._folding_failure = error
 
     def _take(self) -> tuple[list[_Item], bool]:
         """All that is queued; nothing when a sync is due first. And whether it was the last."""

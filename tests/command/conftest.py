@@ -1,7 +1,8 @@
-"""Brokers for the tests of the command: one that a whole file may share, and one of a test's own."""
+"""Brokers for the tests of the command: one that all may share, and one of a test's own."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Callable, Iterator
 
@@ -36,7 +37,7 @@ def start_broker(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
 @pytest.fixture
 def channel(shared_broker: BrokerProcess, request: pytest.FixtureRequest) -> str:
     """A new channel of the shared broker, named after the test."""
-    name = request.node.name.replace("[", "-").replace("]", "")[:100]
+    name = re.sub(r"[^A-Za-z0-9]+", "-", request.node.name)[:90]
     made = shared_broker.run("create", name)
     assert made.returncode == 0, made.stderr
-    return str(name)
+    return name

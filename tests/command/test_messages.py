@@ -60,8 +60,8 @@ def test_two_commands_one_after_the_other_keep_their_order(
 
 def test_json_shows_every_field(shared_broker: BrokerProcess, channel: str) -> None:
     done = shared_broker.run(
-        "pub", channel, '{"total": 3}', "--json-bodies", "-K", "ann", "-p", "5", "-H", "kind: order",
-        "--id", "order-1", "--publisher", "billing",
+        "pub", channel, '{"total": 3}', "--json-bodies", "-K", "ann", "-p", "5",
+        "-H", "kind: order", "--id", "order-1", "--publisher", "billing",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     got = shared_broker.run("sub", channel, "--count", "1", "--json")

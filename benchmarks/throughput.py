@@ -1,9 +1,9 @@
 """Throughput of a whole channel against a bare Pyro5 relay, on real processes, in one run.
 
-One publisher, two subscribers, 100-byte bodies, every message handled by a handler and acknowledged,
-each kind measured several times in turns; the figure is the median. The relay is the least that
-Pyro5 can do: a publish call that forwards the same batch by one ``receive`` call to one of two
-subscribers, no logic, no journal, no acks. Prints one JSON object.
+One publisher, two subscribers, 100-byte bodies, every message handled by a handler and
+acknowledged, each kind measured several times in turns; the figure is the median. The relay is the
+least that Pyro5 can do: a publish call that forwards the same batch by one ``receive`` call to one
+of two subscribers, no logic, no journal, no acks. Prints one JSON object.
 
     python benchmarks/throughput.py [--quick] [--batch 100] [--repeat 3] [--out FILE]
 """

@@ -1,4 +1,4 @@
-"""The broker. Public names: the message's key, the policy, the errors. Clients import only these."""
+"""The broker. Public names: the message's key, the policy, the errors. Clients import no more."""
 
 from broker import errors
 from broker.core.message import PartitionKey

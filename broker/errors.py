@@ -43,7 +43,8 @@ class BrokerError(Exception):
 
 
 class BadRequest(BrokerError):
-    """The request itself is malformed: a wrong type, an id with a forbidden character, an empty batch."""
+    """The request itself is malformed: a wrong type, an id with a forbidden character, an empty
+    batch."""
 
     code = "bad-request"
 
@@ -213,6 +214,6 @@ BY_CODE: dict[str, type[BrokerError]] = _tree(BrokerError)
 
 
 def from_dict(fields: dict[str, Any]) -> BrokerError:
-    """The error that :meth:`BrokerError.to_dict` described; an unknown code becomes the base class."""
+    """The error that :meth:`BrokerError.to_dict` described; BrokerError if the code is unknown."""
     cls = BY_CODE.get(str(fields.get("code")), BrokerError)
     return cls(str(fields.get("message", "no text")), **dict(fields.get("details") or {}))

@@ -115,7 +115,7 @@ def publish_command(
     formats: Any = FORMAT_BYTES,
     extras: Any = None,
 ) -> Publish:
-    """The command for one batch in columns. Raises BadRequest or MessageTooLarge, naming the fault."""
+    """The command for one batch in columns. Raises BadRequest or MessageTooLarge."""
     check_id(publisher, "publisher id")
     if not isinstance(bodies, (list, tuple)) or not isinstance(partitions, (list, tuple)):
         raise BadRequest("partitions and bodies must be lists")
@@ -140,9 +140,10 @@ def publish_command(
         check_int(timestamps, "timestamp", 0, TIMESTAMP_MAX)
     elif len(check_ints(timestamps, "timestamps", 0, TIMESTAMP_MAX)) != count:
         raise BadRequest(f"{len(timestamps)} timestamps for {count} bodies")
-    if priorities is not None:
-        if len(check_ints(priorities, "priorities", 0, policy.priority_max)) != count:
-            raise BadRequest(f"{len(priorities)} priorities for {count} bodies")
+    if priorities is not None and count != len(
+        check_ints(priorities, "priorities", 0, policy.priority_max)
+    ):
+        raise BadRequest(f"{len(priorities)} priorities for {count} bodies")
     if type(formats) is int:
         check_int(formats, "format", 0, FORMAT_JSON)
     elif len(check_ints(formats, "formats", 0, FORMAT_JSON)) != count:
@@ -299,7 +300,7 @@ def plain_columns(
         elif "body" not in message or not set(message) <= known:
             raise BadRequest(
                 "a message given as a dict must have 'body' and may have 'timestamp', 'priority', "
-                f"'id' and 'headers'; this one has {', '.join(map(repr, sorted(map(str, message))))}"
+                f"'id' and 'headers'; this one has {sorted(map(str, message))}"
             )
         kind, body = encode_body(from_serpent(message["body"]))
         formats.append(kind)

@@ -1,8 +1,9 @@
 """Publisher: the thin half around the outbox. One sender thread, one proxy, bounded retries.
 
-What gathers while a call is under way travels in the next one, so a lone message leaves at once and a
-flood goes in long batches. With durability ``fsync`` a call does not wait for its own commit as long as
-more is waiting to be sent: its messages are confirmed by a later answer or by ``wait_durable``.
+What gathers while a call is under way travels in the next one, so a lone message leaves at once
+and a flood goes in long batches. With durability ``fsync`` a call does not wait for its own commit
+as long as more is waiting to be sent: its messages are confirmed by a later answer or by
+``wait_durable``.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Publisher:
         linger_s: wait so long for more messages before a batch leaves.
         batch_count_max: the longest batch.
         outbox_count_max: how many unconfirmed messages are held before ``publish`` blocks.
-        on_full: "refuse" or "block" when the channel is full; None leaves it to the channel's policy.
+        on_full: "refuse" or "block" when the channel is full; None: as the channel's policy says.
         timeout_s: how long one call may take.
         give_up_s: how long a broker may be away before the open receipts fail.
 
@@ -89,6 +90,7 @@ class Publisher:
         self._room = threading.Condition(lock)
         self._resolved = threading.Condition(lock)
         self._room_wanted = 0
+        self._answers = 0
         self._idle = False
         self._abandoned = threading.Event()
         self._closing = False
@@ -307,13 +309,15 @@ class Publisher:
     # The sender thread.
 
     def _run(self) -> None:
-        attempt = 0
+        attempt = answers = 0
         broken_since: float | None = None
         while not self._abandoned.is_set():
             try:
                 if not self._step():
                     break
-                attempt, broken_since = 0, None
+                if self._answers != answers:
+                    answers = self._answers
+                    attempt, broken_since = 0, None
                 continue
             except BrokerError as caught:
                 error = caught
@@ -363,13 +367,14 @@ class Publisher:
                 self._outbox.learnt(call.partitions, sequences)
         else:
             upto = pipeline.call("wait_durable", record, 1.0)
+            self._answers += 1
             with self._changed:
                 self._outbox.durable(upto)
                 self._tell()
         return True
 
     def _linger(self) -> None:
-        if self._linger_s and not self._closing and 0 < self._outbox.gathered:
+        if self._linger_s and not self._closing and self._outbox.gathered > 0:
             deadline = time.monotonic() + self._linger_s
             while (
                 self._outbox.gathered < self._outbox.batch_count_max
@@ -394,6 +399,7 @@ class Publisher:
         )  # fmt: skip
 
     def _answered(self, call: Call, reply: dict[str, Any]) -> None:
+        self._answers += 1
         with self._changed:
             self._outbox.answered(call, reply)
             if call.batch.errors:

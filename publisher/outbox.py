@@ -1,7 +1,7 @@
 """Outbox: the pure half of the publisher. What has gathered, what is under way, what is confirmed.
 
-No thread, clock or socket here: the client (and the simulator) ask ``next_call`` what to send, carry
-it, and report what came back. The rules that keep a partition whole:
+No thread, clock or socket here: the client (and the simulator) ask ``next_call`` what to send,
+carry it, and report what came back. The rules that keep a partition whole:
 
 - A message gets its sequence when its call is formed, and keeps it until the outcome is known.
 - Calls go out in their order over one connection and are answered in it. When one is not accepted
@@ -68,7 +68,7 @@ class Call:
     order: Sequence[int] | None  # index of each message in the batch, run after run; None: as is
     resent: bool = False
     record: int = 0
-    duplicates: int = 0
+    duplicates: frozenset[int] = frozenset()  # indexes in the batch
 
     def column(self, values: Sequence[Any]) -> list[Any]:
         """A column of the batch in the order of the runs."""
@@ -81,7 +81,7 @@ class Call:
         place = index - self.start if self.order is None else list(self.order).index(index)
         for first, count in zip(self.firsts, self.counts):
             if place < count:
-                return first + place, self.duplicates > 0
+                return first + place, index in self.duplicates
             place -= count
         raise AssertionError(f"message {index} is in no run")
 
@@ -289,7 +289,8 @@ class Outbox:
         room = reply["room"]
         self._room = room if room < self.batch_count_max * (self.under_way_max + 1) else None
         call.record = reply["record"]
-        call.duplicates = reply["duplicates"]
+        if reply["duplicates"]:
+            call.duplicates = _duplicates(call, reply)
         if reply["refused"]:
             self._split(call, reply)
         else:
@@ -337,7 +338,7 @@ class Outbox:
             self._again(call, again)
 
     def _again(self, call: Call, indexes: list[int]) -> None:
-        """Messages that must be tried again, ahead of everything that waits, under new sequences."""
+        """Messages that must go again, ahead of everything that waits, under new sequences."""
         batch = Batch()
         old = call.batch
         for place, index in enumerate(indexes):
@@ -409,6 +410,18 @@ class Outbox:
         self.known = True  # whatever was sent may have arrived
         self._room = None
         self.count = self.size = 0
+
+
+def _duplicates(call: Call, reply: dict[str, Any]) -> frozenset[int]:
+    """Which messages were dropped: their id, or a sequence not sent by us before, was known."""
+    order = call.order if call.order is not None else range(call.start, call.stop)
+    found = {order[index] for index in reply["known"]}
+    at = 0
+    for count, run in zip(call.counts, reply["runs"]):
+        if not call.resent:
+            found.update(order[at : at + run[4]])
+        at += count
+    return frozenset(found)
 
 
 class _Moved(BrokerError):

@@ -1,4 +1,5 @@
-"""Receipt: the answer to ``publish``. It knows its message's outcome once the broker has confirmed it."""
+"""Receipt: the answer to ``publish``. It knows its message's outcome once the broker has confirmed
+it."""
 
 from __future__ import annotations
 

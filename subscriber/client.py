@@ -1,4 +1,4 @@
-"""Subscriber: the thin half around the session. Threads, proxies, the callback object, life and death.
+"""Subscriber: the thin half around the session. Threads, proxies, the callback, life and death.
 
 The threads of one subscriber:
 
@@ -9,8 +9,8 @@ The threads of one subscriber:
 - the keeper, which subscribes, keeps the lease, and comes back after a broken connection.
 
 One lock guards the session. A worker that finds that the lease may have run out starts nothing more
-until the keeper has heard from the broker: so a process that was stopped and wakes up again does not go
-on with work that has been given to others.
+until the keeper has heard from the broker: so a process that was stopped and wakes up again does
+not go on with work that has been given to others.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ class Subscriber:
         self._handled = 0
         self._acked = 0  # of the handled ones; together they tell how full the window is
         self._count_max: int | None = None
+        self._begun = 0
+        self._signalled = False
         self._last_received = time.monotonic()
         self._error: BrokerError | None = None
         # Life.
@@ -142,7 +144,7 @@ class Subscriber:
         return self._handled
 
     def start(self) -> Subscriber:
-        """Subscribe and begin to handle in the background. Raises if the broker cannot be reached."""
+        """Subscribe and begin to handle in the background. Raises if no broker can be reached."""
         if self._handler is None:
             raise BadRequest(
                 f"subscriber {self.subscriber} has no handler; decorate one with @worker.handler"
@@ -161,15 +163,15 @@ class Subscriber:
     ) -> int:
         """Start, handle until stopped, and leave cleanly; returns how many were handled.
 
-        Ends after ``count`` messages, after ``idle_s`` seconds without a new one, by ``stop()``, or by
-        SIGTERM and Ctrl-C (``signals``, in the main thread): the running message is finished, the
-        rest is handed back. Raises the error that ended it, if one did.
+        Ends after ``count`` messages, after ``idle_s`` seconds without a new one, by ``stop()``,
+        or by SIGTERM and Ctrl-C (``signals``, in the main thread): the running message is
+        finished, the rest is handed back. Raises the error that ended it, if one did.
         """
         restore = self._catch_signals() if signals else []
         self._count_max = count
         try:
             self.start()
-            while not self._stopping.wait(0.05):
+            while not self._stopping.wait(0.05) and not self._signalled:
                 if idle_s is not None and self._is_idle(idle_s):
                     break
         except KeyboardInterrupt:
@@ -275,7 +277,7 @@ class Subscriber:
         clock = time.monotonic
         acked_at = begun = clock()
         while assignment.cursor < len(items):
-            if stopping.is_set():
+            if stopping.is_set() or (self._count_max is not None and self._enough()):
                 return False
             item = items[assignment.cursor]
             assignment.cursor += 1
@@ -289,13 +291,16 @@ class Subscriber:
             try:
                 handler(message)
             except BaseException as error:
-                message.verdict = message.verdict or (None, False, f"{type(error).__name__}: {error}")
+                reason = f"{type(error).__name__}: {error}"
+                message.verdict = message.verdict or (None, False, reason)
                 log.warning(
                     "handler of %s failed on %r: %s", self.subscriber, message, error,
                     exc_info=log.isEnabledFor(logging.DEBUG),
                 )  # fmt: skip
             ended = clock()
             self._handled += 1
+            if self._count_max is not None and self._begun >= self._count_max:
+                self.stop()  # the others finish what they have begun
             if message.verdict is not None:
                 self._failed(assignment, position, message.verdict)
                 return True
@@ -308,9 +313,15 @@ class Subscriber:
             if ended - acked_at > ACK_INTERVAL_S:
                 acked_at = ended
                 self._settle_now.set()
-            if self._count_max is not None and self._handled >= self._count_max:
-                self.stop()
         return True
+
+    def _enough(self) -> bool:
+        """Whether ``run(count=)`` has begun as many as it was asked for; counts one more if not."""
+        with self._changed:
+            if self._begun >= (self._count_max or 0):
+                return True
+            self._begun += 1
+            return False
 
     def _failed(
         self, assignment: Assignment, position: int, verdict: tuple[float | None, bool, str]
@@ -375,6 +386,7 @@ class Subscriber:
         if proxy is not None:
             proxy[1]._pyroRelease()
         self._drained.set()
+        self._check_now.set()
 
     def _settle_once(self, proxy: Any) -> None:
         """Carry what is to be settled by now; nacks come after the acks before them."""
@@ -535,7 +547,8 @@ class Subscriber:
         self._daemon.start()
 
     def _leave(self) -> None:
-        """Unsubscribe; the broker gets back what was not handled. Best effort: a lease is behind it."""
+        """Unsubscribe; the broker gets back what was not handled. Best effort: a lease is behind
+        it."""
         if self._settle_uri is None:
             return
         proxy = self._proxy(self._settle_uri)
@@ -568,9 +581,8 @@ class Subscriber:
             return []
 
         def on_signal(number: int, frame: FrameType | None) -> None:
-            self._stopping.set()
-            self._check_now.set()
-            self._settle_now.set()
+            # Only a note: the main thread may be inside an Event's own lock at this moment.
+            self._signalled = True
 
         wanted = (signal.SIGTERM, signal.SIGINT)
         return [(number, signal.signal(number, on_signal)) for number in wanted]

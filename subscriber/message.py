@@ -1,4 +1,5 @@
-"""Message: what a handler is given. Immutable; the verdict that a handler may leave is not part of it."""
+"""Message: what a handler is given. Immutable; the verdict that a handler may leave is not part of
+it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """``message.once``: a partition's position beside the user's rows, in the user's own transaction.
 
-Works with any DB-API connection to SQLite or PostgreSQL. The one table, ``fairlead_once``, holds one row
-per partition; it is made at the first use. It commits nothing: that is the user's business.
+Works with any DB-API connection to SQLite or PostgreSQL. The one table, ``fairlead_once``, holds
+one row per partition; it is made at the first use. It commits nothing: that is the user's
+business.
 """
 
 from __future__ import annotations

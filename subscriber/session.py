@@ -1,9 +1,10 @@
 """Session: the pure half of the subscriber. What it was given, what it has started, what to ack.
 
-No thread, clock or socket here; the client calls every method under its lock. What a worker does per
-message needs no lock: it sets ``started``, looks at ``closed``, handles, and sets ``done``. That is
-safe because whoever closes an assignment marks it first and looks at ``started`` afterwards, so at
-least one of the two sees the other; a worker that finds it closed asks ``may_start`` under the lock.
+No thread, clock or socket here; the client calls every method under its lock. What a worker does
+per message needs no lock: it sets ``started``, looks at ``closed``, handles, and sets ``done``.
+That is safe because whoever closes an assignment marks it first and looks at ``started``
+afterwards, so at least one of the two sees the other; a worker that finds it closed asks
+``may_start`` under the lock.
 
 The duplicate guard: a message that this session has handled is never handled again by it, neither
 when the broker sends it again under the same epoch, nor when it comes back under a new one because

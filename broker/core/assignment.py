@@ -1,9 +1,9 @@
 """Who gets what: the ready line that ranks first goes to the subscriber with the lowest load.
 
 A subscriber owns a line exactly as long as messages of it are in its sub-queue. So an assignment is
-always made together with a delivery and ends with the ack (or the loss) of the last message: there is
-no owner that must be asked, and no rebalancing that stops the world. While a line is owned, its owner
-is topped up from it as room allows, after the ready lines have had their turn.
+always made together with a delivery and ends with the ack (or the loss) of the last message: there
+is no owner that must be asked, and no rebalancing that stops the world. While a line is owned, its
+owner is topped up from it as room allows, after the ready lines have had their turn.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ def _give_ready(
 ) -> int:
     """Walk the ready lines in rank order and give each to the least loaded; return the last epoch.
 
-    The heap may hold an outdated load of a share that was served out of turn (its entry is too low);
-    such an entry is corrected when it comes to the top.
+    The heap may hold an outdated load of a share that was served out of turn (its entry is too
+    low); such an entry is corrected when it comes to the top.
     """
     count_max = channel.policy.run_count_max
     alone = len(subscription.subscribers) == 1

@@ -1,8 +1,9 @@
-"""BackupQueue: every accepted message that is not yet acknowledged, and the only owner of the bodies.
+"""BackupQueue: every accepted message that is not yet acknowledged; it owns the bodies.
 
-The global queue and the sub-queues hold lines and positions, never messages, so they can be lost and
-rebuilt from here (``QueuesKilled``, ``QueuesRestored``). The messages themselves hang on the lines, one
-line per subscription; a message is shared by all lines that still need it and freed with the last.
+The global queue and the sub-queues hold lines and positions, never messages, so they can be lost
+and rebuilt from here (``QueuesKilled``, ``QueuesRestored``). The messages themselves hang on the
+lines, one line per subscription; a message is shared by all lines that still need it and freed
+with the last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Channel: the deterministic state machine. It routes; what is decided lives in the files it names.
 
-``decide(command, now_ms)`` returns a Decision and changes nothing. ``apply(record)`` is the only state
-change. The host appends a decision's records to the journal and applies them, in that order.
+``decide(command, now_ms)`` returns a Decision and changes nothing. ``apply(record)`` is the only
+state change. The host appends a decision's records to the journal and applies them, in that order.
 """
 
 from __future__ import annotations

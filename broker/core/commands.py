@@ -1,7 +1,7 @@
 """What may be asked of a channel: one imperative class per request. Only data lives here.
 
-A command is checked at the edge for types, sizes and characters (``broker.wire``); the core checks it
-against the state. ``Decision`` is what follows from a command.
+A command is checked at the edge for types, sizes and characters (``broker.wire``); the core checks
+it against the state. ``Decision`` is what follows from a command.
 """
 
 from __future__ import annotations

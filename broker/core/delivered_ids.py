@@ -1,9 +1,9 @@
 """DeliveredIds: what has been accepted before. The dedup set of a channel.
 
 For the numbers that publishers count themselves the set is one integer per partition
-(``Partition.next_sequence``): gaps are refused, so everything below it was accepted and nothing above
-it, and no sparse set is needed. For ids that users choose there is a window, bounded in count, that
-forgets the oldest first.
+(``Partition.next_sequence``): gaps are refused, so everything below it was accepted and nothing
+above it, and no sparse set is needed. For ids that users choose there is a window, bounded in
+count, that forgets the oldest first.
 """
 
 from __future__ import annotations

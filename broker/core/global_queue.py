@@ -1,8 +1,8 @@
 """GlobalQueue: the partitions that have work and no owner, by urgency, then by age.
 
-One level per priority in use, in a SortedDict; in a level the lines stand in the order in which they
-became ready. An OrderedDict gives insertion, removal from anywhere and a walk from the oldest, each
-in constant time, which a sorted list of all lines would not.
+One level per priority in use, in a SortedDict; in a level the lines stand in the order in which
+they became ready. An OrderedDict gives insertion, removal from anywhere and a walk from the
+oldest, each in constant time, which a sorted list of all lines would not.
 
 Ageing: a line ranks by level + waited / ageing_ms. In one level the oldest ranks first, so a walk
 over all lines in rank order is a merge of the levels, and no line has to be moved as time passes.

@@ -52,7 +52,8 @@ def _check_subscription(channel: Channel, subscription: Subscription) -> None:
         _check_line(channel, line)
         pending += line.unsettled
         size += sum(len(entry[BODY]) for entry in line.messages[line.head :])
-    _demand(pending == subscription.pending_count, "conservation of messages", subscription, pending)
+    counted = subscription.pending_count
+    _demand(pending == counted, "conservation of messages", subscription, pending)
     _demand(size == subscription.pending_bytes, "conservation of bytes", subscription, size)
     _demand(
         pending <= channel.policy.pending_count_max + len(subscription.parked),
@@ -163,7 +164,8 @@ class History:
 
     def _Published(self, record: r.Published) -> None:
         _demand(
-            record.epoch >= self.publisher_epoch.get(record.publisher, 0), "producer fencing", record
+            record.epoch >= self.publisher_epoch.get(record.publisher, 0), "producer fencing",
+            record
         )
         for partition, first, count in zip(record.partitions, record.firsts, record.counts):
             key = PartitionKey(record.publisher, partition)

@@ -85,7 +85,7 @@ def apply_subscription_deleted(channel: Channel, record: SubscriptionDeleted) ->
 
 
 def decide_subscribe(channel: Channel, command: Subscribe, now_ms: int) -> Decision:
-    """Join; the same session again is a return with work in hand, another session replaces the old."""
+    """Join. The same session again comes back with its work; another one replaces the old."""
     channel.refuse_without_queues()
     policy = channel.policy
     subscription = channel.subscription(command.subscription)

@@ -3,8 +3,8 @@
 What may live here: the order rule, and the arithmetic of positions. What may not: who owns a line,
 when it is its turn (global_queue, assignment), and anything about time.
 
-A ``Line`` is the part of the backup queue that belongs to one (subscription, partition): it owns the
-references to the messages that the subscription has not settled. Positions p of a line:
+A ``Line`` is the part of the backup queue that belongs to one (subscription, partition): it owns
+the references to the messages that the subscription has not settled. Positions p of a line:
 
     1 .. settled            done, forgotten
     settled+1 .. delivered  in the owner's sub-queue
@@ -165,7 +165,7 @@ class Line:
             self.attempt = self.later_attempt
 
     def withdraw(self, first: int) -> None:
-        """Take positions from ``first`` on out of the owner's sub-queue; their order stays fixed."""
+        """Take positions from ``first`` on out of the sub-queue; their order stays fixed."""
         assert self.settled < first <= self.delivered + 1, self
         if self.urgent is not None or any(
             entry[PRIORITY] for entry in self.entries(first, self.delivered - first + 1)
@@ -183,7 +183,8 @@ class Line:
 
 
 class Partition:
-    """What the channel keeps of a partition for ever: the next sequence; and a line per subscription."""
+    """What the channel keeps of a partition for ever: the next sequence; and a line per
+    subscription."""
 
     __slots__ = ("key", "next_sequence", "lines")
 

@@ -1,4 +1,4 @@
-"""How messages come in: fencing, gaps, duplicates, limits. Each decision with its apply beside it."""
+"""How messages come in: fencing, gaps, duplicates, limits. Each decision, then its apply."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def apply_publisher_opened(channel: Channel, record: PublisherOpened) -> None:
 def decide_publish(channel: Channel, command: Publish, now_ms: int) -> Decision:
     """Accept what is next, drop what is known, refuse what is ahead or does not fit.
 
-    The reply has ``accepted``, ``duplicates`` and ``refused`` (messages), ``room`` (what would still
-    fit) and, only when not everything was accepted, ``runs``: per run [accepted from the front,
-    duplicates among them, reason why the rest was refused or None, expected sequence].
+    The reply has ``accepted``, ``duplicates`` and ``refused`` (messages), ``room`` (what would
+    still fit) and, only when not everything was accepted, ``runs``: per run [through from the
+    front, duplicates among them, reason why the rest was refused or None, expected sequence,
+    duplicates by sequence], and ``known``: the indexes in the batch of duplicates by id.
     """
     channel.refuse_without_queues()
     current = channel.publisher_epochs.get(command.publisher, 0)
@@ -85,10 +86,14 @@ class _Sorting:
         self.kept = 0
         self.dropped: list[int] = []
         self.entries: list[Entry] = []
+        self.known: list[int] = []  # indexes in the whole batch of messages with known ids
         self.used = 0  # sequences used up so far in the accepted part of the batch
 
-    def take(self, entries: list[Entry]) -> tuple[int, int]:
-        """How many of a run's new entries can be taken, and how many of those have known ids."""
+    def take(self, entries: list[Entry], start: int) -> tuple[int, int]:
+        """How many of a run's new entries can be taken, and how many of those have known ids.
+
+        ``start`` is the index of the first of them in the whole batch.
+        """
         taken = known = 0
         for entry in entries:
             extras = entry[EXTRAS]
@@ -97,6 +102,7 @@ class _Sorting:
                 message_id in self.ids or message_id in self.channel.delivered_ids
             ):
                 self.dropped.append(self.used)
+                self.known.append(start + taken)
                 known += 1
             else:
                 if self.room < 1 or self.room_bytes < len(entry[BODY]):
@@ -130,10 +136,10 @@ def _decide_run_by_run(
         name, first, count = command.partitions[index], command.firsts[index], command.counts[index]
         expected = 1 if partition is None else partition.next_sequence
         if first > expected:
-            runs.append([0, 0, "gap", expected])
+            runs.append([0, 0, "gap", expected, 0])
             continue
         if partition is None and sorting.partitions_left < 1:
-            runs.append([0, 0, "partition-limit", expected])
+            runs.append([0, 0, "partition-limit", expected, 0])
             continue
         again = min(count, expected - first)
         if again:
@@ -141,7 +147,7 @@ def _decide_run_by_run(
             repeated.firsts.append(first)
             repeated.counts.append(again)
         start = starts[index] + again
-        taken, known = sorting.take(command.entries[start : starts[index + 1]])
+        taken, known = sorting.take(command.entries[start : starts[index + 1]], start)
         if taken:
             names.append(name)
             firsts.append(first + again)
@@ -149,7 +155,7 @@ def _decide_run_by_run(
             lines.append(partition)
             sorting.partitions_left -= partition is None
         reason = None if again + taken == count else "full"
-        runs.append([again + taken, again + known, reason, first + again + taken])
+        runs.append([again + taken, again + known, reason, first + again + taken, again])
     records: list[Record] = []
     if repeated.counts:
         records.append(repeated)
@@ -175,6 +181,7 @@ def _reply(command: Publish, runs: list[list[Any]], sorting: _Sorting) -> dict[s
     }
     if duplicates or through < len(command.entries):
         reply["runs"] = runs
+        reply["known"] = sorting.known
         reply["limit"] = sorting.channel.policy.pending_count_max
         reply["retry_after_ms"] = sorting.channel.policy.send_backoff_ms
     return reply

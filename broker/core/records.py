@@ -1,19 +1,22 @@
 """What happened: the facts of a channel, in the past tense, one class each. Only data lives here.
 
-A record covers a whole batch. Its runs are parallel lists (``keys``, ``firsts``, ``counts`` ...), one
-item per run, so that ten thousand interleaved partitions are still one record and one journal row.
+A record covers a whole batch. Its runs are parallel lists (``keys``, ``firsts``, ``counts`` ...),
+one item per run, so that ten thousand interleaved partitions are still one record and one journal
+row.
 
 Three numbers must not be confused:
 
 - ``sequence`` is a message's place in what its publisher sent to the partition: 1, 2, 3 ...
-- ``position`` is its place in what a subscription is handed of the partition: 1, 2, 3 ... It is fixed
-  when the message is handed out for the first time. As long as timestamps rise the two are equal.
+- ``position`` is its place in what a subscription is handed of the partition: 1, 2, 3 ... It is
+  fixed when the message is handed out for the first time. As long as timestamps rise, and for a
+  subscription that was there from the start, the two are equal.
 - the journal's own sequence of a record, which belongs to the journal and is not in here.
 
-A record with ``durable = False`` changes only what need not survive (who was seen when); the journal
-never sees it. A field named ``lines`` is the list of Line objects that a decision has looked up
-already: it saves ``apply`` the second look-up, is no part of the fact, and is None when read back.
-Likewise ``columns`` are the entries as they came over the wire: they save the journal a transposition.
+A record with ``durable = False`` changes only what need not survive (who was seen when); the
+journal never sees it. A field named ``lines`` is the list of Line objects that a decision has
+looked up already: it saves ``apply`` the second look-up, is no part of the fact, and is None when
+read back. Likewise ``columns`` are the entries as they came over the wire: they save the journal a
+transposition.
 """
 
 from __future__ import annotations
@@ -188,7 +191,7 @@ class Delivered:
 
 @dataclass(slots=True)
 class Acked:
-    """Runs were handled. ``delays`` are [run index, position, milliseconds] of noticeable delays."""
+    """Runs were handled. ``delays`` are [run index, position, milliseconds] of slow messages."""
 
     kind: ClassVar[str] = "Acked"
     durable: ClassVar[bool] = True
@@ -218,7 +221,7 @@ class StaleAcked:
 
 @dataclass(slots=True)
 class Nacked:
-    """One message failed; its partition is withdrawn and retried from it on, not before that time."""
+    """One message failed; its partition is withdrawn, and retried from it on at that time."""
 
     kind: ClassVar[str] = "Nacked"
     durable: ClassVar[bool] = True
@@ -235,7 +238,7 @@ class Nacked:
 
 @dataclass(slots=True)
 class Recalled:
-    """The broker asked a subscriber to hand back what it has not started: ``reason`` slow or join."""
+    """A subscriber was asked to hand back what it has not started: ``reason`` slow or join."""
 
     kind: ClassVar[str] = "Recalled"
     durable: ClassVar[bool] = True

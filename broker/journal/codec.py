@@ -211,7 +211,9 @@ def _sequences(firsts: Sequence[int], counts: Sequence[int], dropped: Sequence[i
 def _split_entries(record: Any, runs: dict[str, Any]) -> dict[str, Any]:
     # The columns of the wire, if nothing was dropped from them, have been checked there.
     columns = record.columns or columns_of(record.entries)
-    if record.columns is None and list(columns.sequences) != _sequences(record.firsts, record.counts, record.dropped):
+    if record.columns is None and list(columns.sequences) != _sequences(
+        record.firsts, record.counts, record.dropped
+    ):
         raise ValueError("the entries are not those that firsts, counts and dropped describe")
     runs["timestamps"] = columns.timestamps
     runs["priorities"] = columns.priorities

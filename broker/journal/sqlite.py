@@ -22,7 +22,7 @@ import logging
 import os
 import threading
 from time import monotonic
-from typing import Iterator, Literal, Sequence
+from typing import Callable, Iterator, Literal, Sequence
 
 from broker.core.records import Record
 from broker.errors import JournalError
@@ -57,6 +57,7 @@ class SqliteJournal:
         *,
         sync_interval_s: float = SYNC_INTERVAL_S,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
+        on_failure: Callable[[JournalError], None] | None = None,
     ) -> None:
         if durability not in ("fsync", "flush"):
             raise ValueError(f"durability is 'fsync' or 'flush', not {durability!r}")
@@ -64,6 +65,7 @@ class SqliteJournal:
         self.durability = durability
         self._sync_interval_s = sync_interval_s
         self._checkpoint_bytes = checkpoint_bytes
+        self._on_failure = on_failure
         self._store = Store(self.path, sync_each_write=durability == "fsync")
         heads = self._store.heads
         # Only the writer thread looks at these; the failure is set by the thread that it starts.
@@ -250,7 +252,7 @@ class SqliteJournal:
         return not closing
 
     def _fold_log(self) -> None:
-        """Fold the log into the main file: the bulk of it aside, so that commits go on meanwhile."""
+        """Fold the log into the main file, the bulk of it aside, so that commits go on."""
         if self._folding is None:
             self._folding = threading.Thread(
                 target=self._fold_aside, name="journal-checkpoint", daemon=True
@@ -357,6 +359,8 @@ class SqliteJournal:
                 signal.release()
             self._drops.clear()
         self._store.abandon()
+        if self._on_failure is not None:
+            self._on_failure(failure)
 
 
 def _row_bytes(row: Row) -> int:

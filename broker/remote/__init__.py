@@ -1,1 +1,1 @@
-"""Pyro5 made safe, for both sides: the daemon, the exposed methods, the name server. No channels."""
+"""Pyro5 made safe, for both sides: daemon, exposed methods, name server. No channels."""

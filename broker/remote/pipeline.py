@@ -1,8 +1,8 @@
 """Pipeline: several calls under way on one Pyro5 connection, answered in their order.
 
-A Pyro5 proxy waits for each answer before it sends the next request, so a flood of calls is bound by
-the round trip. The protocol does not ask for that: a daemon serves the requests of one connection one
-after the other. What may not live here: any retry, any knowledge of what is called.
+A Pyro5 proxy waits for each answer before it sends the next request, so a flood of calls is bound
+by the round trip. The protocol does not ask for that: a daemon serves the requests of a connection
+one after the other. What may not live here: any retry, any knowledge of what is called.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""ChannelHost: a channel with its lock, its journal and its links. The one file that takes the lock.
+"""ChannelHost: a channel with its lock, its journal and its links. Only here is the lock taken.
 
-The way of every request: decode (before), lock, decide, append, apply, dispatch, unlock, wait for the
-group commit, reply. Under the lock there is no I/O and no remote call: appending is putting a record
-into a list, and sending is putting it into a link's queue.
+The way of every request: decode (before), lock, decide, append, apply, dispatch, unlock, wait for
+the group commit, reply. Under the lock there is no I/O and no remote call: appending is putting a
+record into a list, and sending is putting it into a link's queue.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The exposed objects of a channel: decode and check, hand to the host, answer. No state, no lock.
 
 ``ChannelObject`` is what the name server knows as ``channel.<name>``: every verb, for plain Pyro5
-scripts with any serializer and for Fairlead's own publishers. ``SettleObject`` is the same channel on
-a daemon of its own, with only what a busy subscriber must always get through: acks and heartbeats.
+scripts with any serializer and for Fairlead's own publishers. ``SettleObject`` is the same channel
+on a daemon of its own, with what a busy subscriber must always get through: acks and heartbeats.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from broker.core.channel import DEFAULT_SUBSCRIPTION, Channel
 from broker.core.message import PartitionKey
 from broker.errors import BadRequest, ChannelFull, FaultInjectionDisabled, LimitReached, SequenceGap
 from broker.pyro_setup import current_context, serializers
+from broker.remote.exposed import caller_host, remote
 from broker.server.callback import PyroCallback, checked_uri
 from broker.server.channel_host import ChannelHost
-from broker.remote.exposed import caller_host, remote
 from broker.server.link import Link, PullLink, PushLink
 
 EPOCH_MAX = 1 << 62
@@ -343,7 +343,7 @@ class ChannelObject(SettleObject):
         partition: str | None = None,
         drop: bool = False,
     ) -> dict[str, Any]:
-        """Send parked work on its way again (or give it up): all of it, or that of one partition."""
+        """Send parked work on its way again, or give it up: all of it, or one partition's."""
         if (publisher is None) != (partition is None):
             raise BadRequest("name both publisher and partition, or neither for all parked work")
         key = None if publisher is None else PartitionKey(str(publisher), str(partition))
@@ -359,14 +359,15 @@ class ChannelObject(SettleObject):
                 f"kill_queues on channel {self._host.name} is refused: the broker was started "
                 "without --fault-injection"
             )
-        return self._host.kill_queues(int(_seconds(restore_after_s, "restore_after_s", 60.0) * 1000))
+        seconds = _seconds(restore_after_s, "restore_after_s", 60.0)
+        return self._host.kill_queues(int(seconds * 1000))
 
 
 def _refusal(channel: str, partition: str, reply: dict[str, Any]) -> Exception:
     """Why a plain publish was not accepted whole; says what was and what was not."""
-    through, _, reason, expected = reply["runs"][0]
+    through, _, reason, expected = reply["runs"][0][:4]
     details = {name: reply[name] for name in ("accepted", "duplicates", "refused")}
-    counts = f"accepted {reply['accepted']}, duplicates {reply['duplicates']}, refused {reply['refused']}"
+    counts = ", ".join(f"{name} {count}" for name, count in details.items())
     if reason == "gap":
         return SequenceGap(
             f"partition {partition} of channel {channel} expects sequence {expected} next; send "

@@ -1,8 +1,9 @@
 """Link: the broker's end of one subscriber. What was decided for it waits here until it is sent.
 
 A push link has a sender thread of its own, which calls the subscriber's callback object outside all
-locks; a pull link is emptied by the subscriber's ``fetch`` calls. The queue of a link belongs to the
-channel host and is touched only under the host's lock; everything else in here is the sender's.
+locks; a pull link is emptied by the subscriber's ``fetch`` calls. The queue of a link belongs to
+the channel host and is touched only under the host's lock; everything else in here is the
+sender's.
 """
 
 from __future__ import annotations

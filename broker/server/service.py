@@ -29,12 +29,13 @@ from broker.errors import (
 )
 from broker.journal.sqlite import SqliteJournal
 from broker.pyro_setup import configure
+from broker.remote.daemon import FairleadDaemon
+from broker.remote.name_server import NameServer, Registrar
 from broker.server.broker_object import BrokerObject
 from broker.server.channel_host import ChannelHost
 from broker.server.channel_object import ChannelObject, SettleObject
 from broker.server.clock import Clock
-from broker.remote.daemon import FairleadDaemon
-from broker.remote.name_server import NameServer, Registrar
+from broker.wire import check_channel_name
 
 log = logging.getLogger("fairlead.broker")
 
@@ -83,7 +84,9 @@ class Service:
         configure(settings.max_message_bytes, settings.comm_timeout_s, settings.clients_max)
         # The journal's writer shares the interpreter with every worker; let it in more often.
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self.journal = SqliteJournal(settings.store, settings.durability)
+        self.journal = SqliteJournal(
+            settings.store, settings.durability, on_failure=self.fail
+        )
         try:
             for name in self.journal.channels():
                 self._hosts[name] = ChannelHost.recover(
@@ -104,7 +107,7 @@ class Service:
             for name in list(self._hosts):
                 self._expose(name)
             for name in settings.channels:
-                self.create_channel(name, None)
+                self.create_channel(check_channel_name(name), None)
         except BaseException:
             self.close()
             raise

@@ -82,7 +82,6 @@ def test_the_policy_is_that_of_new_channels(start_broker: StartBroker) -> None:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, as Linux has it")
-@pytest.mark.xfail(strict=True, reason="a failed journal does not stop the broker yet")
 def test_a_store_that_cannot_grow_ends_it_with_the_reason(start_broker: StartBroker) -> None:
     broker = start_broker("--channel", "orders")
     assert broker.run("pub", "orders", "before").returncode == 0

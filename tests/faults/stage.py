@@ -1,8 +1,8 @@
 """The stage of a fault test: one broker, its children, what they saw. Nothing here judges a broker.
 
-``Stage`` starts and ends the processes, each by its own pid; ``Child`` is one of them; ``InProcess``
-is a well-behaved subscriber inside the test. Both tell what they saw as ``Seen``, on one clock
-(CLOCK_MONOTONIC is the same for all processes of a machine).
+``Stage`` starts and ends the processes, each by its own pid; ``Child`` is one of them;
+``InProcess`` is a well-behaved subscriber inside the test. Both tell what they saw as ``Seen``, on
+one clock (CLOCK_MONOTONIC is the same for all processes of a machine).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Callable, Iterable, NamedTuple
 
-from broker.core.records import Record
+from broker.core.records import Acked, Parked, Record
 from broker.journal.sqlite import SqliteJournal
 from broker.pyro_setup import Proxy, invoke
 from broker.remote.lookup import ChannelAddress, parse_address
@@ -337,3 +337,23 @@ def in_turn(runs: Iterable[Seen]) -> None:
             assert before.epoch <= run.epoch, (before, run)
         before = run
 
+
+# What the journal tells.
+
+
+def of_kind(records: list[Record], *kinds: type[Any]) -> list[Any]:
+    """The records of some kinds, in order."""
+    return [record for record in records if isinstance(record, kinds)]
+
+
+def settled_once(records: list[Record]) -> None:
+    """Assert that the journal settles every position of every partition once, in order."""
+    done: dict[Any, int] = {}
+    for record in of_kind(records, Acked, Parked):
+        if isinstance(record, Parked):
+            assert record.position == done.get(record.key, 0) + 1, record
+            done[record.key] = record.position
+            continue
+        for key, first, count in zip(record.keys, record.firsts, record.counts):
+            assert first == done.get(key, 0) + 1, (key, first, record)
+            done[key] = first + count - 1

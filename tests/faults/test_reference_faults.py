@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Any, Callable
+from typing import Callable
 
 import pytest
 
@@ -19,32 +19,16 @@ from tests.faults.stage import (
     Stage,
     by_key,
     in_turn,
+    of_kind,
     runs_of,
     sequences,
+    settled_once,
     whole,
 )
 from tests.faults.workers import wait_for
 from tests.processes import poll
 
 NewStage = Callable[..., Stage]
-
-
-def of_kind(records: list[r.Record], *kinds: type[Any]) -> list[Any]:
-    """The records of some kinds, in order."""
-    return [record for record in records if isinstance(record, kinds)]
-
-
-def settled_once(records: list[r.Record]) -> None:
-    """Assert that the journal settles every position of every partition once, in order."""
-    done: dict[Any, int] = {}
-    for record in of_kind(records, r.Acked, r.Parked):
-        if isinstance(record, r.Parked):
-            assert record.position == done.get(record.key, 0) + 1, record
-            done[record.key] = record.position
-            continue
-        for key, first, count in zip(record.keys, record.firsts, record.counts):
-            assert first == done.get(key, 0) + 1, (key, first, record)
-            done[key] = first + count - 1
 
 
 def test_01_publish_with_no_subscriber_waits(stage: Stage) -> None:

@@ -1,8 +1,8 @@
 """Child processes that misbehave on order: a subscriber, a plain Pyro5 subscriber, a publisher.
 
 Each is started as ``python -m tests.faults.workers KIND SETTINGS`` with its settings as JSON, and
-appends what it really saw to a file, one JSON line at a time, by a single unbuffered write: what was
-written before a kill -9 is there. What may not live here: anything that judges.
+appends what it really saw to a file, one JSON line at a time, by a single unbuffered write: what
+was written before a kill -9 is there. What may not live here: anything that judges.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def subscriber(settings: dict[str, Any]) -> None:
     """A Fairlead subscriber. All of these may be set, each by the number of the message handled:
 
     ``hold`` {"3": file}: stand still in the third until the file exists; ``sleep_s``: in each;
-    ``sleep`` {"3": seconds}; ``exit_on``: a body at which the process ends at once; ``count``: leave
-    after so many.
+    ``sleep`` {"3": seconds}; ``exit_on``: a body at which the process ends at once; ``count``:
+    leave after so many.
     """
     recorder = Recorder(settings["record"], settings["name"])
     worker = Subscriber(
@@ -79,6 +79,7 @@ def subscriber(settings: dict[str, Any]) -> None:
             time.sleep(pause_s)
         recorder.message("finish", message)
 
+    recorder.note("joining")
     handled = worker.run(count=settings.get("count"))
     recorder.note("left", handled=handled)
 

@@ -21,6 +21,7 @@ from broker.errors import (
     BadRequest,
     BrokerError,
     BrokerUnavailable,
+    ChannelNotFound,
     MessageTooLarge,
     OutboxFull,
     PublisherClosed,
@@ -324,13 +325,15 @@ class Publisher:
             except Exception as caught:
                 log.exception("publisher %s failed", self.publisher)
                 error = BrokerUnavailable(f"publisher {self.publisher} failed: {caught}")
-            if self._calls or not error.definite:
+            # A channel that was there and has no name now: its broker is on its way back.
+            away = not error.definite or isinstance(error, ChannelNotFound)
+            if self._calls or self._outbox.under_way or away:
                 # Also when one of several calls under way was refused: they go again in order.
                 self._disconnect()
-            if not error.definite:
+            if away:
                 broken_since = broken_since or time.monotonic()
             lost = broken_since is not None and time.monotonic() - broken_since > self._give_up_s
-            if lost or (error.definite and not error.retriable):
+            if lost or not (away or error.retriable):
                 self._give_up(error)
                 attempt, broken_since = 0, None
             else:

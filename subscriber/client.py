@@ -26,7 +26,7 @@ from typing import Any, Callable
 
 from broker import wire
 from broker.core.policy import Policy
-from broker.errors import BadRequest, BrokerError, BrokerUnavailable, NotSubscribed
+from broker.errors import BadRequest, BrokerError, ChannelNotFound, NotSubscribed
 from broker.pyro_setup import Proxy, invoke
 from broker.remote.daemon import FairleadDaemon
 from broker.remote.exposed import remote
@@ -38,6 +38,7 @@ log = logging.getLogger("fairlead.subscriber")
 
 Handler = Callable[[Message], Any]
 ACK_INTERVAL_S = 0.005
+ACK_LATENCY_S = 0.05
 TAKE_COUNT_MAX = 64
 
 
@@ -218,8 +219,7 @@ class Subscriber:
     # Called by the broker.
 
     def _receive(self, batch: dict[str, Any]) -> None:
-        if self._stopping.is_set():
-            raise BrokerUnavailable(f"subscriber {self.subscriber} is stopping")
+        # Also while stopping: to refuse would look like death. It goes back with the leaving.
         with self._changed:
             self._session.receive(batch)
             self._last_received = time.monotonic()
@@ -356,7 +356,8 @@ class Subscriber:
         proxy: Any = None
         attempt = 0
         while True:
-            self._settle_now.wait()
+            # Not for ever: short messages may be done while a long one runs.
+            self._settle_now.wait(ACK_LATENCY_S)
             self._settle_now.clear()
             if proxy is not None and proxy[0] != self._settle_uri:
                 proxy[1]._pyroRelease()
@@ -444,7 +445,9 @@ class Subscriber:
                 proxy = None
                 continue
             except BrokerError as error:
-                if error.definite and not error.retriable:
+                # A channel that was there and has no name now: its broker is on its way back.
+                away = not error.definite or isinstance(error, ChannelNotFound)
+                if not (away or error.retriable):
                     self._end(error)
                     break
                 if proxy is not None:

@@ -146,6 +146,28 @@ def test_kill_9_of_the_broker_in_the_middle_of_load(new_stage: NewStage) -> None
     settled_once(records)
 
 
+def test_kill_9_of_the_broker_while_a_publisher_waits_for_room(new_stage: NewStage) -> None:
+    """A publisher that is held back at the limit of the channel rides out crashes, too: what was
+    refused for the moment is neither lost nor published twice."""
+    stage = new_stage("--port", free_port())
+    stage.create(pending_count_max=100, send_backoff_ms=1)
+    count = 6_000
+    worker = stage.child("subscriber", "worker", options={"prefetch": 20})
+    stage.joined(worker)
+    source = stage.child(
+        "publisher", "p", count=count, partitions=8, window=count,
+        options={"on_full": "block", "batch_count_max": 50},
+    )  # fmt: skip
+    for mark in (500, 1_500, 2_500, 3_500):
+        poll(lambda: len(worker.lines("finish")) > mark, 20.0, f"{mark} are handled")  # noqa: B023
+        stage.broker.kill9()
+        stage.broker.start()
+    assert source.wait(30.0) == 0, source.log
+    stage.settled(count)
+    assert sum(whole(worker.seen()).values()) == count
+    assert "Traceback" not in source.log, source.log
+
+
 # Processes that stop, end, or die.
 
 
@@ -240,12 +262,17 @@ def test_sigterm_finishes_the_running_message(stage: Stage) -> None:
     first.touch()
     poll(lambda: len(leaver.seen()) == 2, DEADLINE_S, "the leaver is in its second")
     leaver.signal(signal.SIGTERM)
+    poll(lambda: leaver.lines("stopping"), DEADLINE_S, "the leaver knows that it is to end")
     # What comes now is given to it, since it is the only one; it must not be called dead for it.
     given = stage.group()["delivered_total"]
     for number in range(20):
-        publisher.publish("more", f"more-{number}")
-        publisher.flush(DEADLINE_S)
+        publisher.publish("more", f"more-{number}").result(DEADLINE_S)
     poll(lambda: stage.group()["delivered_total"] > given, DEADLINE_S, "more was given to it")
+    watched = time.monotonic() + 0.5
+    poll(
+        lambda: "leaver" not in stage.group()["subscribers"] or time.monotonic() > watched,
+        DEADLINE_S, "the leaver is watched for a while",
+    )  # fmt: skip
     other = stage.subscriber("other")
     assert "leaver" in stage.group()["subscribers"] and sequences(other.seen(), "part") == []
     running.touch()
@@ -267,20 +294,19 @@ def test_acks_do_not_wait_for_the_running_message(stage: Stage) -> None:
     """What was handled is acknowledged while the next message runs, however short the former and
     however long the latter took: a crash in it must not bring the others back."""
     stage.create()
-    gate = stage.gate("long")
-    for number in range(20):
-        stage.call("publish", "p", f"part-{number}", ["short", "short", "short", "long", "last"])
+    gates = [stage.gate(f"long-{number}") for number in range(10)]
 
     def handle(message: Message) -> None:
-        if message.body == "long":
-            wait_for(str(gate))
+        if message.body.startswith("long"):
+            wait_for(str(gates[int(message.body.partition(" ")[2])]))
 
-    worker = stage.subscriber("worker", handle=handle, concurrency=20)
-    group = stage.until(acked_total=60)
-    assert group["messages_unacknowledged"] == 40
-    gate.touch()
-    stage.settled(100)
-    assert set(whole(worker.seen()).values()) == {5}
+    worker = stage.subscriber("worker", handle=handle)
+    for number, gate in enumerate(gates):
+        stage.call("publish", "p", f"part-{number}", ["short", "short", "short", f"long {number}"])
+        stage.until(acked_total=4 * number + 3, messages_unacknowledged=1, deadline_s=5.0)
+        gate.touch()
+        stage.settled(4 * number + 4)
+    assert set(whole(worker.seen()).values()) == {4}
 
 
 def test_run_ends_after_its_count(stage: Stage) -> None:

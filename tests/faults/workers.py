@@ -79,6 +79,11 @@ def subscriber(settings: dict[str, Any]) -> None:
             time.sleep(pause_s)
         recorder.message("finish", message)
 
+    def note_stopping() -> None:
+        worker._stopping.wait()
+        recorder.note("stopping")
+
+    threading.Thread(target=note_stopping, daemon=True).start()
     recorder.note("joining")
     handled = worker.run(count=settings.get("count"))
     recorder.note("left", handled=handled)
@@ -130,7 +135,7 @@ def publisher(settings: dict[str, Any]) -> None:
         for number in range(settings["count"]):
             partition = f"{name}-{number % partitions}"
             opened.append((partition, source.publish(f"{name}:{number}", partition)))
-            if len(opened) >= 200:
+            if len(opened) >= settings.get("window", 200):
                 _note_confirmed(recorder, opened)
             if settings.get("sleep_s"):
                 time.sleep(settings["sleep_s"])

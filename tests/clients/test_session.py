@@ -1,0 +1,185 @@
+"""The subscriber's pure half: what it takes, what it starts, what it acks, what it never does twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from subscriber.session import Assignment, Session
+
+
+def batch(*runs: tuple[int, str, int, int], attempts: list[int] | None = None) -> dict[str, Any]:
+    """Runs as (epoch, partition, first position, count); bodies are "partition:position"."""
+    bodies = [f"{p}:{first + i}".encode() for _, p, first, count in runs for i in range(count)]
+    return {
+        "publishers": "p",
+        "partitions": [partition for _, partition, _, _ in runs],
+        "firsts": [first for _, _, first, _ in runs],
+        "counts": [count for _, _, _, count in runs],
+        "epochs": [epoch for epoch, _, _, _ in runs],
+        "attempts": attempts,
+        "timestamps": 5,
+        "sequences": [first for _, _, first, _ in runs],
+        "priorities": None,
+        "formats": 0,
+        "bodies": bodies,
+        "extras": None,
+    }
+
+
+def handle(session: Session, assignment: Assignment, count: int = 1 << 30) -> list[bytes]:
+    """What a worker does: start, handle, finish, up to ``count`` messages."""
+    handled = []
+    while assignment.cursor < len(assignment.items) and len(handled) < count:
+        item = assignment.items[assignment.cursor]
+        assignment.cursor += 1
+        assignment.started = item[0]
+        if assignment.closed and not session.may_start(assignment, item[0]):
+            break
+        assignment.done = item[0]
+        handled.append(item[6])
+    return handled
+
+
+def handle_everything(session: Session) -> list[bytes]:
+    handled = []
+    while taken := session.take(10):
+        for assignment in taken:
+            handled += handle(session, assignment)
+            session.put_back(assignment)
+    return handled
+
+
+def test_messages_are_handled_in_order_and_acknowledged_cumulatively() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 3), (2, "b", 1, 1)))
+    assert handle_everything(session) == [b"a:1", b"a:2", b"a:3", b"b:1"]
+    assert session.take_acks() == ([1, 2], [3, 1], [])
+
+
+def test_acks_are_repeated_until_they_are_confirmed() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 2)))
+    handle_everything(session)
+    first = session.take_acks()
+    session.not_confirmed()
+    assert session.take_acks() == first
+    session.confirmed()
+    assert session.take_acks() is None and session.idle and not session.held
+
+
+def test_a_batch_that_is_sent_again_is_taken_once() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 2)))
+    assert handle_everything(session) == [b"a:1", b"a:2"]
+    session.receive(batch((1, "a", 1, 4)))
+    assert handle_everything(session) == [b"a:3", b"a:4"]
+
+
+def test_more_of_a_held_partition_is_appended_to_it() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 2)))
+    session.receive(batch((1, "a", 3, 2)))
+    assert handle_everything(session) == [b"a:1", b"a:2", b"a:3", b"a:4"]
+
+
+def test_a_taken_partition_is_given_to_no_second_worker() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 2)))
+    (taken,) = session.take(5)
+    session.receive(batch((1, "a", 3, 1)))
+    assert session.take(5) == []
+    handle(session, taken, 2)
+    session.put_back(taken)
+    assert session.take(5) == [taken]
+
+
+def test_a_recall_returns_what_is_not_started_and_keeps_what_is() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 5), (2, "b", 1, 5)))
+    a, b = session.take(2)
+    handle(session, a, 1)
+    a.started = 2  # running
+    assert session.recall([1, 2, 99]) == [2, 0, 0]
+    a.done = 2
+    assert handle(session, a) == [] and handle(session, b) == []
+    assert session.take_acks() == ([1], [2], [])
+    session.confirmed()
+    assert not session.held
+
+
+def test_messages_of_a_closed_assignment_that_come_late_are_not_taken() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 2)))
+    session.recall([1])
+    session.receive(batch((1, "a", 3, 2)))
+    assert handle_everything(session) == [] and not session.held
+
+
+def test_a_failed_message_closes_its_assignment_after_what_was_done() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 4)))
+    (taken,) = session.take(1)
+    handle(session, taken, 2)
+    taken.started = 3
+    session.failed(taken)
+    session.put_back(taken)
+    assert session.take_acks() == ([1], [2], [])
+    assert handle_everything(session) == []
+
+
+def test_what_was_handled_without_a_confirmed_ack_is_not_handled_again() -> None:
+    """The lease ran out while acks could not be delivered; the work comes back under a new epoch."""
+    session = Session()
+    session.receive(batch((1, "a", 1, 4)))
+    (taken,) = session.take(1)
+    handle(session, taken, 3)
+    session.lose([1])
+    session.put_back(taken)
+    session.receive(batch((7, "a", 1, 4), attempts=[2]))
+    assert handle_everything(session) == [b"a:4"]
+    assert session.take_acks() == ([7], [4], [])
+
+
+def test_a_running_message_of_a_lost_assignment_holds_its_partition_back() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 3)))
+    (old,) = session.take(1)
+    handle(session, old, 1)
+    old.started = 2  # running while the assignment is lost
+    session.lose([1])
+    session.receive(batch((7, "a", 1, 3)))
+    assert session.take(5) == [], "message 3 must not start while 2 is running"
+    old.done = 2
+    session.put_back(old)
+    assert handle_everything(session) == [b"a:3"]
+
+
+def test_a_running_message_of_a_lost_assignment_that_fails_is_handled_again() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 3)))
+    (old,) = session.take(1)
+    handle(session, old, 1)
+    old.started = 2
+    session.lose([1])
+    session.receive(batch((7, "a", 1, 3)))
+    session.failed(old)
+    session.put_back(old)
+    assert handle_everything(session) == [b"a:2", b"a:3"]
+
+
+def test_stale_acks_lose_the_assignment() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 2), (2, "b", 1, 2)))
+    handle_everything(session)
+    session.take_acks()
+    session.confirmed(stale=[1])
+    assert not session.held and session.take_acks() is None
+
+
+def test_only_the_first_message_of_a_run_carries_the_attempt() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 3), (2, "b", 4, 1), attempts=[2, 3]))
+    attempts = {}
+    for assignment in session.take(2):
+        attempts.update({item[6]: item[1] for item in assignment.items})
+    assert attempts == {b"a:1": 2, b"a:2": 1, b"a:3": 1, b"b:4": 3}

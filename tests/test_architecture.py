@@ -1,0 +1,122 @@
+"""The shape of the code: who may import whom, what the core may never touch, what is written where."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("broker", "publisher", "subscriber", "fairlead", "simulations")
+SOURCES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
+
+IMPURE = {
+    "time", "datetime", "random", "uuid", "os", "threading", "socket", "logging", "Pyro5",
+    "pyspark", "sqlite3", "secrets", "queue", "signal", "subprocess", "asyncio",
+}  # fmt: skip
+
+#: folder or file -> what it may import of the project
+MAY_IMPORT = {
+    "broker/errors.py": (),
+    "broker/core": ("broker.core", "broker.errors"),
+    "broker/wire.py": ("broker.core", "broker.errors"),
+    "broker/journal": ("broker.journal", "broker.core", "broker.errors"),
+    "broker/pyro_setup.py": ("broker.errors",),
+    "broker/remote": ("broker.remote", "broker.errors", "broker.pyro_setup"),
+    "broker/server": ("broker",),
+    "publisher/outbox.py": ("broker.errors",),
+    "publisher": (
+        "publisher", "broker.errors", "broker.wire", "broker.core.policy", "broker.pyro_setup",
+        "broker.remote", "broker",
+    ),
+    "subscriber/session.py": ("broker.wire",),
+    "subscriber": (
+        "subscriber", "broker.errors", "broker.wire", "broker.core.policy", "broker.pyro_setup",
+        "broker.remote", "broker",
+    ),
+}  # fmt: skip
+
+PURE = ("broker/core", "broker/wire.py", "publisher/outbox.py", "subscriber/session.py")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every module named in an import, late and type-only ones included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def rule_of(name: str) -> tuple[str, ...] | None:
+    places = [place for place in MAY_IMPORT if name == place or name.startswith(place + "/")]
+    return MAY_IMPORT[max(places, key=len)] if places else None
+
+
+def within(module: str, allowed: tuple[str, ...]) -> bool:
+    return any(module == item or module.startswith(item + ".") for item in allowed)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_imports_point_down_only(path: Path) -> None:
+    allowed = rule_of(relative(path))
+    if allowed is None:
+        return
+    ours = {name for name in imports_of(path) if name.partition(".")[0] in PACKAGES}
+    wrong = sorted(name for name in ours if not within(name, allowed))
+    if allowed and allowed[-1] == "broker":
+        # The clients take names from the broker's root, never its core, journal or server.
+        wrong += sorted(
+            name
+            for name in ours
+            if relative(path).startswith(("publisher/", "subscriber/"))
+            and within(name, ("broker.core", "broker.journal", "broker.server"))
+            and not within(name, ("broker.core.policy",))
+        )
+    assert not wrong, f"{relative(path)} may not import {wrong}"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if relative(p).startswith(PURE)], ids=relative
+)
+def test_the_pure_parts_know_no_clock_thread_or_socket(path: Path) -> None:
+    used = {name.partition(".")[0] for name in imports_of(path)}
+    assert not used & IMPURE
+
+
+def test_the_channels_lock_is_taken_in_one_file_only() -> None:
+    takers = [
+        relative(path)
+        for path in (ROOT / "broker/server").rglob("*.py")
+        if "with self._lock" in path.read_text()
+    ]
+    assert takers == ["broker/server/channel_host.py"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_every_module_and_public_name_says_what_it_is(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), f"{relative(path)} has no module docstring"
+    for node in tree.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{relative(path)}: {node.name} has no docstring"
+
+
+def test_pyro5_is_imported_in_one_place() -> None:
+    """Pyro5 reads PYRO_* variables when it is first imported; pyro_setup hides them from it."""
+    importers = [relative(p) for p in SOURCES if any(m.startswith("Pyro5") for m in imports_of(p))]
+    assert importers == ["broker/pyro_setup.py"]
+
+
+def test_nothing_is_left_undone_in_silence() -> None:
+    for path in SOURCES:
+        for word in ("FIXME", "XXX", "TODO"):
+            assert word not in path.read_text(), f"{relative(path)} has a {word}"

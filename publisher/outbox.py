@@ -382,9 +382,19 @@ class Outbox:
 
     def unknown(self) -> None:
         """The connection broke: everything not confirmed is sent again, in order, as it was."""
-        calls = [*self._unconfirmed, *self._under_way]
-        for call in calls:
+        calls: list[Call] = []
+        for call in [*self._unconfirmed, *self._under_way]:
             call.resent = True
+            if call.counts:
+                calls.append(call)
+            elif calls and calls[-1].batch is call.batch:
+                # Nothing of it was accepted: no need to send it, it ends with the one before it.
+                before = calls[-1]
+                before.order = before.column(range(len(before.batch.bodies)))
+                before.stop = call.stop
+            else:
+                call.batch.calls.append(call)
+                self._resolve(call)
         self._resend = deque([*calls, *self._resend])
         self._unconfirmed.clear()
         self._under_way.clear()

@@ -24,6 +24,8 @@ COUNT_MIN = 1_500  # messages per publisher
 POLICY = {
     "lease_ms": 3_000, "delay_ms": 100, "long_delay_ms": 250, "long_delays_max": 3,
 }  # fmt: skip
+CRASHED = "payments-1"
+SLOWED = "orders-2"
 SLOW_S = 0.4
 QUEUES_DOWN_S = 0.8
 UNSTARTED_MIN = 10
@@ -70,8 +72,8 @@ class Story:
         self.open_channels()
         self.start_workers()
         self.start_flow()
-        self.crash_subscriber("payments", "payments-1")
-        self.slow_subscriber("orders", "orders-2")
+        self.crash_subscriber("payments", CRASHED)
+        self.slow_subscriber("orders", SLOWED)
         self.crash_queues("orders")
         for channel in CHANNELS:
             self.publish_copies(channel)
@@ -291,7 +293,7 @@ class Story:
             self.seen.parked[channel] = len(self.broker.call(channel, "parked"))
         group = self.broker.group("orders")
         self.seen.slow_sessions += [
-            item["session"] for name, item in group["subscribers"].items() if name == "orders-2"
+            item["session"] for name, item in group["subscribers"].items() if name == SLOWED
         ]
         self.screen.step("end", "everything is settled; stopping all processes (SIGTERM)")
 

@@ -450,6 +450,7 @@ class Publisher:
         self._address.forget()
         with self._changed:
             self._outbox.unknown()
+            self._tell()
 
     def _release(self) -> None:
         self._calls.clear()

@@ -221,7 +221,7 @@ class Outbox:
 
         A Call counts as under way from here on; a Learn is to be asked when nothing is.
         """
-        if len(self._under_way) >= self.under_way_max or self._retries:
+        if len(self._under_way) >= self.under_way_max:
             return None
         if self._resend:
             # One at a time: what its answer will be is open.
@@ -229,6 +229,8 @@ class Outbox:
                 return None
             self._under_way.append(self._resend.popleft())
             return self._under_way[-1]
+        if self._retries:
+            return None
         if not self._waiting:
             if not self._gathering.bodies:
                 return None
@@ -295,9 +297,7 @@ class Outbox:
             self._split(call, reply)
         else:
             self._unconfirmed.append(call)
-        if self._retries and not self._under_way:
-            self._waiting.extendleft(reversed(self._retries))
-            self._retries.clear()
+        self._end_retries()
         self.durable(reply["durable"])
 
     def _split(self, call: Call, reply: dict[str, Any]) -> None:
@@ -387,26 +387,32 @@ class Outbox:
             call.resent = True
             if call.counts:
                 calls.append(call)
-            elif calls and calls[-1].batch is call.batch:
-                # Nothing of it was accepted: no need to send it, it ends with the one before it.
-                before = calls[-1]
-                before.order = before.column(range(len(before.batch.bodies)))
-                before.stop = call.stop
-            else:
+                continue
+            # Nothing of it was accepted, so there is nothing to send: it ends with the call before
+            # it in its batch.
+            before = next((item for item in reversed(calls) if item.batch is call.batch), None)
+            if before is None:
                 call.batch.calls.append(call)
                 self._resolve(call)
+            else:
+                before.order = before.column(range(len(before.batch.bodies)))
+                before.stop = call.stop
         self._resend = deque([*calls, *self._resend])
         self._unconfirmed.clear()
         self._under_way.clear()
-        # What was refused behind them waits for its turn.
-        self._waiting.extendleft(reversed(self._retries))
-        self._retries.clear()
+        self._end_retries()
+
+    def _end_retries(self) -> None:
+        """What was refused goes again once all that was sent has an answer, older before newer."""
+        if self._retries and not self._under_way and not self._resend:
+            self._waiting.extendleft(reversed(self._retries))
+            self._retries.clear()
 
     def fail(self, error: BrokerError) -> None:
         """Give everything up that is not confirmed; each receipt gets the error."""
         self.unknown()
         batches = {id(call.batch): call.batch for call in self._resend}
-        for batch in [*self._waiting, self._gathering]:
+        for batch in [*self._retries, *self._waiting, self._gathering]:
             batches[id(batch)] = batch
         for batch in batches.values():
             for index in range(batch.resolved_upto, len(batch.bodies)):
@@ -414,6 +420,7 @@ class Outbox:
                     batch.errors[index] = error
             batch.resolved_upto = len(batch.bodies)
         self._resend.clear()
+        self._retries.clear()
         self._waiting.clear()
         self._gathering = Batch()
         self._next.clear()

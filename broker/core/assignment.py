@@ -12,7 +12,7 @@ from heapq import heapify, heapreplace
 from typing import TYPE_CHECKING, Iterable
 
 from broker.core.commands import Decision, Dispatch, Send
-from broker.core.message import Entry, PartitionKey
+from broker.core.message import Entry
 from broker.core.partition import Line
 from broker.core.records import Delivered, Recalled, Record
 from broker.core.sub_queue import SubQueue
@@ -28,32 +28,24 @@ PARTITION_WEIGHT = 16
 class _Share:
     """What one subscriber gets out of one dispatch."""
 
-    __slots__ = (
-        "queue", "load", "room", "keys", "firsts", "sequences", "counts", "epochs", "attempts",
-        "late", "lines", "entries", "topped",
-    )  # fmt: skip
+    __slots__ = ("queue", "load", "room", "runs", "late", "entries", "topped")
 
     def __init__(self, queue: SubQueue) -> None:
         self.queue = queue
         self.load = queue.unsettled + PARTITION_WEIGHT * len(queue.held)
         self.room = queue.prefetch - queue.unsettled
-        self.keys: list[PartitionKey] = []
-        self.firsts: list[int] = []
-        self.sequences: list[int] = []
-        self.counts: list[int] = []
-        self.epochs: list[int] = []
-        self.attempts: list[int] = []
+        #: (line, first position, first sequence, count, epoch, attempt)
+        self.runs: list[tuple[Line, int, int, int, int, int]] = []
         self.late: list[int] = []
-        self.lines: list[Line] = []
         self.entries: list[Entry] = []
         self.topped: set[Line] = set()
 
-    def take(self, line: Line, epoch: int, count_max: int) -> int:
-        """Add as much of a line as fits; return how many messages that is."""
+    def take(self, line: Line, epoch: int, count_max: int) -> None:
+        """Add as much of a line as fits."""
         messages = line.messages
-        start = line.head + line.delivered - line.settled
-        count = len(messages) - start
         first = line.delivered + 1
+        start = line.head + first - line.settled - 1
+        count = len(messages) - start
         if first <= line.suspect_upto:
             count = 1
         elif count > 1:
@@ -61,28 +53,20 @@ class _Share:
         entry = messages[start]
         if entry[0] < line.last_timestamp and first > line.handed:
             self._note_late(line, start, count)
-        self.keys.append(line.key)
-        self.firsts.append(first)
-        self.sequences.append(entry[1])
-        self.epochs.append(epoch)
-        self.lines.append(line)
         # Only the first unsettled message can have been tried before; see Line.
-        self.attempts.append(
-            line.attempt if first == line.settled + 1 else line.later_attempt
-        )
+        attempt = line.attempt if first == line.settled + 1 else line.later_attempt
         if count == 1:
-            self.counts.append(1)
+            self.runs.append((line, first, entry[1], 1, epoch, attempt))
             self.entries.append(entry)
         else:
             run = messages[start : start + count]
             self.entries += run
             if line.irregular:
-                self.split(run)
+                self.split(line, first, epoch, attempt, run)
             else:
-                self.counts.append(count)
+                self.runs.append((line, first, entry[1], count, epoch, attempt))
         self.room -= count
         self.load += count
-        return count
 
     def top_up(self, lines: Iterable[Line], count_max: int) -> None:
         """Add more of lines that the subscriber owns already."""
@@ -100,29 +84,22 @@ class _Share:
             if entry[0] < line.last_timestamp:
                 self.late.append(offset + index)
 
-    def split(self, run: list[Entry]) -> None:
-        """Cut the newest run wherever its sequences are not contiguous."""
-        first, epoch, line = self.firsts[-1], self.epochs[-1], self.lines[-1]
+    def split(self, line: Line, first: int, epoch: int, attempt: int, run: list[Entry]) -> None:
+        """Add a run cut wherever its sequences are not contiguous."""
         begin = 0
         for index in range(1, len(run) + 1):
             if index < len(run) and run[index][1] == run[index - 1][1] + 1:
                 continue
-            if begin:
-                self.keys.append(line.key)
-                self.firsts.append(first + begin)
-                self.sequences.append(run[begin][1])
-                self.epochs.append(epoch)
-                self.lines.append(line)
-                self.attempts.append(line.later_attempt)
-            self.counts.append(index - begin)
-            begin = index
+            self.runs.append((line, first + begin, run[begin][1], index - begin, epoch, attempt))
+            begin, attempt = index, line.later_attempt
 
     def send(self, subscription: Subscription, now_ms: int) -> Send:
         """The record and the messages of this share."""
         name = self.queue.subscriber
+        lines, firsts, sequences, counts, epochs, attempts = map(list, zip(*self.runs))
         delivered = Delivered(
-            now_ms, subscription.name, name, self.keys, self.firsts, self.sequences,
-            self.counts, self.epochs, self.attempts, self.late, self.lines,
+            now_ms, subscription.name, name, [line.key for line in lines], firsts, sequences,
+            counts, epochs, attempts, self.late, lines,
         )  # fmt: skip
         return Send(subscription.name, name, delivered, self.entries)
 
@@ -134,7 +111,7 @@ def decide_dispatch(channel: Channel, command: Dispatch, now_ms: int) -> Decisio
         epoch = channel.epoch
         for subscription in channel.subscriptions_list:
             shares, epoch = _share_out(channel, subscription, epoch, now_ms)
-            sends += [share.send(subscription, now_ms) for share in shares if share.entries]
+            sends += [share.send(subscription, now_ms) for share in shares if share.runs]
     return Decision([send.delivered for send in sends], {}, sends)
 
 
@@ -235,22 +212,23 @@ def apply_delivered(channel: Channel, record: Delivered) -> None:
             assert epoch > line.epoch, (line, epoch)
             ready.discard(line)
             held[epoch] = line
-            queue.given = line.epoch = epoch
+            line.epoch = epoch
             line.owner = line.previous = queue
             line.avoid = None
             totals.queues_created += 1
         assert line.owner is queue and line.epoch == epoch, (line, epoch)
         assert first == line.delivered + 1, (line, first)
-        upto = line.delivered = first + count - 1
-        start = line.head + upto - line.settled
+        line.delivered = upto = first + count - 1
+        end = line.head + upto - line.settled
+        messages = line.messages
         if upto > line.handed:
             line.handed = upto
-            timestamp = line.messages[start - 1][0]
+            timestamp = messages[end - 1][0]
             if timestamp > line.last_timestamp:
                 line.last_timestamp = timestamp
         if line.urgent is not None:
-            line.remove_urgent(line.messages[start - count : start])
-        if start < len(line.messages) or line in queue.hungry:
+            line.remove_urgent(messages[end - count : end])
+        if end < len(messages) or line in queue.hungry:
             # Out and in again: the lines of a sub-queue take turns.
             queue.hungry.pop(line, None)
             queue.settle_hunger(line)
@@ -258,7 +236,8 @@ def apply_delivered(channel: Channel, record: Delivered) -> None:
             totals.redelivered += 1
         total += count
     # The shares of one dispatch take their epochs in turns.
-    channel.epoch = max(channel.epoch, max(record.epochs))
+    queue.given = max(queue.given, max(record.epochs))
+    channel.epoch = max(channel.epoch, queue.given)
     queue.unsettled += total
     queue.delivered_total += total
     totals.delivered += total
@@ -269,18 +248,13 @@ def resend(queue: SubQueue) -> _Share:
     """All that a subscriber holds, as a share with the epochs it has already. Changes nothing."""
     share = _Share(queue)
     for epoch, line in queue.held.items():
-        run = line.entries(line.settled + 1, line.in_flight)
-        share.keys.append(line.key)
-        share.firsts.append(line.settled + 1)
-        share.sequences.append(run[0][1])
-        share.epochs.append(epoch)
-        share.attempts.append(line.attempt)
-        share.lines.append(line)
+        first = line.settled + 1
+        run = line.entries(first, line.in_flight)
         share.entries += run
         if line.irregular:
-            share.split(run)
+            share.split(line, first, epoch, line.attempt, run)
         else:
-            share.counts.append(len(run))
+            share.runs.append((line, first, run[0][1], len(run), epoch, line.attempt))
     return share
 
 

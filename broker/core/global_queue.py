@@ -32,20 +32,20 @@ class GlobalQueue:
     (0, [])
     """
 
-    __slots__ = ("ageing_ms", "_levels", "_level_of", "_delayed", "_waiting")
+    __slots__ = ("ageing_ms", "_levels", "_count", "_delayed", "_waiting")
 
     def __init__(self, ageing_ms: int) -> None:
         self.ageing_ms = ageing_ms
         self._levels: SortedDict[int, OrderedDict[Line, None]] = SortedDict()  # by -priority
-        self._level_of: dict[Line, int] = {}
+        self._count = 0  # lines in the levels; each knows its level itself
         self._delayed: SortedKeyList[Line] = SortedKeyList(key=_due)
         self._waiting: set[Line] = set()  # the members of _delayed
 
     def __len__(self) -> int:
-        return len(self._level_of) + len(self._waiting)
+        return self._count + len(self._waiting)
 
     def __contains__(self, line: Line) -> bool:
-        return line in self._level_of or line in self._waiting
+        return line.queued_level >= 0 or line in self._waiting
 
     def add(self, line: Line, now_ms: int) -> None:
         """Put a line in, or move it to the level that its urgency has reached by now."""
@@ -55,39 +55,44 @@ class GlobalQueue:
             self._delayed.add(line)
             self._waiting.add(line)
             return
-        level_before = self._level_of.get(line)
-        if level_before is None:
+        before = line.queued_level
+        if before < 0:
             line.since_ms = now_ms
-        elif level_before == line.level:
+        elif before == line.level:
             return
         else:
-            self._remove_from_level(line, level_before)
-        key = -line.level
-        level = self._levels.get(key)
-        if level is None:
-            level = self._levels[key] = OrderedDict()
-        level[line] = None
-        self._level_of[line] = line.level
+            self._remove_from_level(line)
+        members = self._levels.get(-line.level)
+        if members is None:
+            members = self._levels[-line.level] = OrderedDict()
+        members[line] = None
+        line.queued_level = line.level
+        self._count += 1
 
     def discard(self, line: Line) -> None:
         """Take a line out, wherever it stands."""
-        level = self._level_of.pop(line, None)
-        if level is not None:
-            self._remove_from_level(line, level)
+        if line.queued_level >= 0:
+            self._remove_from_level(line)
         elif line in self._waiting:
             self._delayed.remove(line)
             self._waiting.remove(line)
 
-    def _remove_from_level(self, line: Line, level: int) -> None:
+    def _remove_from_level(self, line: Line) -> None:
+        level = line.queued_level
         members = self._levels[-level]
         del members[line]
         if not members:
             del self._levels[-level]
+        line.queued_level = -1
+        self._count -= 1
 
     def clear(self) -> None:
         """Forget everything: the queue has crashed."""
+        for members in self._levels.values():
+            for line in members:
+                line.queued_level = -1
         self._levels.clear()
-        self._level_of.clear()
+        self._count = 0
         self._delayed.clear()
         self._waiting.clear()
 

@@ -33,7 +33,7 @@ class Line:
         "key", "subscription", "messages", "head", "settled", "delivered", "handed",
         "owner", "epoch", "previous", "avoid", "recalled", "parked",
         "attempt", "later_attempt", "suspect_upto",
-        "last_timestamp", "irregular", "urgent", "level", "since_ms", "not_before_ms",
+        "last_timestamp", "irregular", "urgent", "level", "queued_level", "since_ms", "not_before_ms",
     )  # fmt: skip
 
     def __init__(self, key: PartitionKey, subscription: Subscription) -> None:
@@ -63,6 +63,7 @@ class Line:
         # The rank in the global queue.
         self.urgent: dict[int, int] | None = None  # priority -> waiting messages, if any is > 0
         self.level = 0
+        self.queued_level = -1  # the level under which the global queue holds it; -1: it does not
         self.since_ms = 0
         self.not_before_ms = 0
 

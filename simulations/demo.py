@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import sys
 import tempfile
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from broker.errors import BrokerError
-from simulations import demo_report
+from simulations import demo_report, demo_story
 from simulations.demo_screen import Screen
-from simulations.demo_story import Story
+from simulations.demo_stage import Stage
 from simulations.demo_wait import Failure
 
 
@@ -52,12 +52,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(folder: Path, options: argparse.Namespace, screen: Screen) -> int:
-    story = Story(folder, options.seed, screen)
+    stage = Stage(folder, options.seed, screen)
     try:
-        story.perform()
+        demo_story.perform(stage)
     except (Failure, BrokerError) as error:
         screen.quiet()
         screen.step("FAILED", str(error))
+        _write(options, screen, {"ok": False, "failed": str(error)})
         return 1
     except Interrupted as interrupted:
         screen.quiet()
@@ -65,16 +66,20 @@ def _run(folder: Path, options: argparse.Namespace, screen: Screen) -> int:
         screen.step("stop", f"{name}: ending all processes; once more ends them at once")
         raise
     finally:
-        story.close()
-    report = demo_report.make(story)
-    if options.json is not None:
-        told = {"seed": options.seed, "seconds": round(screen.seconds, 1), **report.to_dict()}
-        options.json.write_text(json.dumps(told, indent=2) + "\n")
+        stage.close()
+    report = demo_report.make(stage)
+    _write(options, screen, report.to_dict())
     demo_report.show(report, screen)
     good = sum(check.ok for check in report.checks)
     verdict = "all is as promised" if report.ok else "NOT as promised"
     screen.step("verdict", f"{verdict}: {good} of {len(report.checks)} checks hold")
     return 0 if report.ok else 1
+
+
+def _write(options: argparse.Namespace, screen: Screen, told: dict[str, Any]) -> None:
+    if options.json is not None:
+        whole = {"seed": options.seed, "seconds": round(screen.seconds, 1), **told}
+        options.json.write_text(json.dumps(whole, indent=2) + "\n")
 
 
 def _options(arguments: list[str] | None) -> argparse.Namespace:
@@ -101,6 +106,4 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    ended = main()
-    sys.stdout.flush()
-    os._exit(ended) if ended > 128 else sys.exit(ended)
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The processes of the demonstration: one broker, the subscribers. Started here, ended here, each by
+"""The processes of the demonstration: one broker, the subscribers. Started and ended here, each by
 its own pid; and the calls that anybody could make to the broker.
 """
 

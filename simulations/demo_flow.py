@@ -86,6 +86,17 @@ class Pump(threading.Thread):
         self.copies += copies
         return copies
 
+    def confirmed_in_first_partition(self, count_max: int) -> tuple[str, int]:
+        """A partition, and up to how many sequences of it are known to be accepted."""
+        partition = self.sent[0].partition
+        count = 0
+        for sent in list(self.sent):
+            if sent.partition == partition:
+                if count == count_max or not sent.receipt.done():
+                    break
+                count += 1
+        return partition, count
+
     def _random_sample(self, known: list[Sent], count: int) -> list[Sent]:
         chooser = random.Random(f"{self.name_of_publisher}/{len(known)}")
         return chooser.sample(known, min(count, len(known)))

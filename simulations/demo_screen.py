@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-PIPE_WIDTH = 110
+PIPE_WIDTH = 130
 PROGRESS_INTERVAL_S = 0.25
 STYLES = {"crash": "red", "slow": "yellow", "queues": "magenta", "copies": "cyan"}
 
@@ -40,7 +40,7 @@ class Screen:
     def step(self, topic: str, text: str) -> None:
         """One line: when, what about, what."""
         line = Text(f"{self.seconds:5.1f} s  ", style="dim")
-        line.append(f"{topic:7}", style=STYLES.get(topic, "bold"))
+        line.append(f"{topic:8}", style=STYLES.get(topic, "bold"))
         self.console.print(line + Text(text), soft_wrap=True)
 
     def progress(self, what: str, seen: Callable[[], str]) -> None:

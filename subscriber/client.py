@@ -279,7 +279,10 @@ class Subscriber:
         while assignment.cursor < len(items):
             if stopping.is_set() or (self._count_max is not None and self._enough()):
                 return False
-            item = items[assignment.cursor]
+            try:
+                item = items[assignment.cursor]
+            except IndexError:
+                return True  # handed back or lost between the look and the grasp
             assignment.cursor += 1
             position = item[0]
             assignment.started = position

@@ -219,9 +219,10 @@ class Session:
     def confirmed(self, stale: Sequence[int] = ()) -> None:
         """The broker has the acks durably; stale ones belong to assignments that are lost."""
         assert self._sent is not None
+        fenced = set(stale)
         for epoch, upto in zip(self._sent[0], self._sent[1]):
             assignment = self.held.get(epoch)
-            if assignment is None:
+            if assignment is None or epoch in fenced:
                 continue
             assignment.acked = upto
             limit = assignment.keep_upto if assignment.closed else assignment.received_upto

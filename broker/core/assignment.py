@@ -181,9 +181,9 @@ def _give_ready(
             share = other
         epoch += 1
         share.take(line, epoch, count_max)
-        share.load += PARTITION_WEIGHT
+        share.load = load = share.load + PARTITION_WEIGHT
         if share is heap[0][3]:
-            heapreplace(heap, (share.load, epoch, name, share))
+            heapreplace(heap, (load, epoch, name, share))
     return epoch
 
 
@@ -203,21 +203,17 @@ def apply_delivered(channel: Channel, record: Delivered) -> None:
     if lines is None:
         find = channel.backup.line
         lines = [find(key, subscription) for key in record.keys]
-    ready, held, totals = subscription.queue, queue.held, subscription.totals
-    total = 0
-    for line, first, count, epoch, attempt in zip(
-        lines, record.firsts, record.counts, record.epochs, record.attempts
-    ):
+    held, hungry, totals = queue.held, queue.hungry, subscription.totals
+    subscription.queue.discard_all([line for line in lines if line.owner is None])
+    opened = len(held)
+    for line, first, count, epoch in zip(lines, record.firsts, record.counts, record.epochs):
         if line.owner is None:
             assert epoch > line.epoch, (line, epoch)
-            ready.discard(line)
             held[epoch] = line
             line.epoch = epoch
             line.owner = line.previous = queue
             line.avoid = None
-            totals.queues_created += 1
-        assert line.owner is queue and line.epoch == epoch, (line, epoch)
-        assert first == line.delivered + 1, (line, first)
+        assert first == line.delivered + 1 and line.epoch == epoch, (line, first, epoch)
         line.delivered = upto = first + count - 1
         end = line.head + upto - line.settled
         messages = line.messages
@@ -228,13 +224,13 @@ def apply_delivered(channel: Channel, record: Delivered) -> None:
                 line.last_timestamp = timestamp
         if line.urgent is not None:
             line.remove_urgent(messages[end - count : end])
-        if end < len(messages) or line in queue.hungry:
+        if end < len(messages) or line in hungry:
             # Out and in again: the lines of a sub-queue take turns.
-            queue.hungry.pop(line, None)
+            hungry.pop(line, None)
             queue.settle_hunger(line)
-        if attempt > 1:
-            totals.redelivered += 1
-        total += count
+    total = sum(record.counts)
+    totals.queues_created += len(held) - opened
+    totals.redelivered += len(record.attempts) - record.attempts.count(1)
     # The shares of one dispatch take their epochs in turns.
     queue.given = max(queue.given, max(record.epochs))
     channel.epoch = max(channel.epoch, queue.given)

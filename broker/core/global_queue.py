@@ -77,6 +77,21 @@ class GlobalQueue:
             self._delayed.remove(line)
             self._waiting.remove(line)
 
+    def discard_all(self, lines: list[Line]) -> None:
+        """:meth:`discard` for many lines at once: each dispatch takes out all that it gives."""
+        levels = self._levels
+        for line in lines:
+            level = line.queued_level
+            if level < 0:
+                self.discard(line)
+                continue
+            members = levels[-level]
+            del members[line]
+            if not members:
+                del levels[-level]
+            line.queued_level = -1
+            self._count -= 1
+
     def _remove_from_level(self, line: Line) -> None:
         level = line.queued_level
         members = self._levels[-level]

@@ -211,7 +211,11 @@ def apply_published(channel: Channel, record: Published) -> None:
         run = entries[start : start + keep]
         start += keep
         for line in partition.lines:
-            line.add(run)
+            messages = line.messages
+            if keep == 1 and (not messages or messages[-1] < run[0]):
+                messages.append(run[0])  # what Line.add would do, for the most frequent case
+            else:
+                line.add(run)
             if keep != count:
                 line.irregular = True
             if urgent:

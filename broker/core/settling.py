@@ -131,12 +131,12 @@ def apply_acked(channel: Channel, record: Acked) -> None:
     lines: list[Line] = record.lines
     if lines is None:
         lines = [held[epoch] for epoch in record.epochs]
-    total = size = 0
+    size = 0
     for line, count in zip(lines, record.counts):
         size += line.settle(count)
-        total += count
         if line.settled == line.delivered:
             release(line, queue, record.at_ms)
+    total = sum(record.counts)
     queue.unsettled -= total
     queue.acked_total += total
     queue.seen_ms = record.at_ms

@@ -162,8 +162,13 @@ def decode(row: Sequence[Any], previous: int) -> Record:
 
 
 def _pack(value: Any) -> bytes:
-    # Headers come from anybody: a lone surrogate in one must not stop the journal.
-    packed: bytes = msgpack.packb(value, unicode_errors="surrogatepass")
+    packed: bytes
+    try:
+        packed = msgpack.packb(value)
+    except UnicodeEncodeError:
+        # Headers come from anybody: a lone surrogate in one must not stop the journal. Rare, and
+        # three times slower, so only then.
+        packed = msgpack.packb(value, unicode_errors="surrogatepass")
     return packed
 
 
@@ -235,11 +240,16 @@ def _join_entries(values: dict[str, Any], packed: dict[str, Any]) -> list[Any]:
 
 def _split_keys(value: Any, key_field: str, runs: dict[str, Any]) -> None:
     keys: Iterable[PartitionKey] = value if key_field == "keys" else (value,)
-    runs["publishers"], runs["partitions"] = tuple(zip(*keys)) or ((), ())
+    publishers, runs["partitions"] = tuple(zip(*keys)) or ((), ())
+    # Mostly they are all the same one, which is then written once.
+    same = publishers and publishers.count(publishers[0]) == len(publishers)
+    runs["publishers"] = publishers[0] if same else publishers
 
 
 def _join_keys(values: dict[str, Any], key_field: str) -> Any:
     publishers, partitions = (values.pop(name) for name in _KEY_COLUMNS)
+    if isinstance(publishers, str):
+        publishers = [publishers] * len(partitions)
     if len(publishers) != len(partitions):
         raise ValueError("publishers and partitions are not parallel")
     # tuple.__new__ makes the keys in C; the class's own constructor would be a call in Python each.

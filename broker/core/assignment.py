@@ -180,7 +180,16 @@ def _give_ready(
                 continue
             share = other
         epoch += 1
-        share.take(line, epoch, count_max)
+        messages = line.messages
+        entry = messages[-1]
+        if line.head + 1 == len(messages) and line.attempt == 1 and entry[0] >= line.last_timestamp:
+            # One fresh message, as with a partition per customer: what take would do, in short.
+            share.runs.append((line, line.settled + 1, entry[1], 1, epoch, 1))
+            share.entries.append(entry)
+            share.room -= 1
+            share.load += 1
+        else:
+            share.take(line, epoch, count_max)
         share.load = load = share.load + PARTITION_WEIGHT
         if share is heap[0][3]:
             heapreplace(heap, (load, epoch, name, share))

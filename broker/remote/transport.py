@@ -24,7 +24,6 @@ from broker.pyro_setup import (
     serializers,
     socketutil,
 )
-
 from broker.remote.exposed import incident
 
 if TYPE_CHECKING:
@@ -260,15 +259,18 @@ def receive(connection: Connection, kinds: tuple[int, ...], bytes_max: int) -> A
 def send(
     sock: socket.socket, kind: int, flags: int, seq: int, serializer_id: int, payload: bytes
 ) -> None:
+    """Send one whole message; no annotation and no correlation id of another call goes with it."""
     current_context.correlation_id = None
     sock.sendall(protocol.SendingMessage(kind, flags, seq, serializer_id, payload).data)
 
 
 def text_payload(reason: str) -> bytes:
+    """A text as the payload of a message that any client can read."""
     return bytes(serializers.serializers_by_id[TEXT_ID].dumps(reason))
 
 
 def refusal(reason: str) -> bytes:
+    """The whole message that a peer is sent when no slot is free."""
     message = protocol.SendingMessage(protocol.MSG_CONNECTFAIL, 0, 0, TEXT_ID, text_payload(reason))
     return bytes(message.data)
 

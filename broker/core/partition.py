@@ -33,7 +33,8 @@ class Line:
         "key", "subscription", "messages", "head", "settled", "delivered", "handed",
         "owner", "epoch", "previous", "avoid", "recalled", "parked",
         "attempt", "later_attempt", "suspect_upto",
-        "last_timestamp", "irregular", "urgent", "level", "queued_level", "since_ms", "not_before_ms",
+        "last_timestamp", "irregular",
+        "urgent", "level", "queued_level", "since_ms", "not_before_ms",
     )  # fmt: skip
 
     def __init__(self, key: PartitionKey, subscription: Subscription) -> None:

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any, Collection, Iterable, NamedTuple, Sequence
 
-from simulations.demo_history import Given, History, Key, MessageId, Run
+from simulations.demo_history import History, Key, MessageId, Run
 
 #: Every kind of anomaly, in the order in which they are told.
 KINDS = ("lost", "unexpected", "duplicate", "out-of-order", "overlap")
@@ -181,9 +181,7 @@ def _given_back(history: History, long_s: float, long_count: int) -> Counter[str
     somebody else had nothing to do ("join"). One bad spell is answered once.
     """
     ends = [run.finish or 0.0 for run in history.longer_than(long_s)]
-    by_epoch: dict[int, list[int]] = defaultdict(list)
-    for given in history.given.values():
-        by_epoch[given.epoch].append(given.position)
+    back = Counter(given.epoch for given in history.given_back())
     counts: Counter[str] = Counter()
     answered = 0.0  # the time of the last recall that a bad spell was answered with
     for at in sorted({recall.at for recall in history.recalls.values()}):
@@ -191,8 +189,7 @@ def _given_back(history: History, long_s: float, long_count: int) -> Counter[str
         answered = at if slow else answered
         for recall in history.recalls.values():
             if recall.at == at:
-                back = sum(position > recall.upto for position in by_epoch[recall.epoch])
-                counts["slow" if slow else "join"] += back
+                counts["slow" if slow else "join"] += back[recall.epoch]
     return +counts
 
 
@@ -205,14 +202,7 @@ def _taken_from_the_dead(history: History, histories: Sequence[History]) -> Coun
         if other is not history:
             for given in other.given.values():
                 later[given.message] = max(given.epoch, later.get(given.message, 0))
-    moved = {
-        given.message
-        for given in history.given.values()
-        if later.get(given.message, 0) > given.epoch and not _gave_back(history, given)
-    }
+    kept = set(history.given.values()) - set(history.given_back())
+    moved = {given.message for given in kept if later.get(given.message, 0) > given.epoch}
     return Counter({"crash": len(moved)} if moved else {})
 
-
-def _gave_back(history: History, given: Given) -> bool:
-    recall = history.recalls.get(given.epoch)
-    return recall is not None and given.position > recall.upto

@@ -114,11 +114,25 @@ class History:
     @property
     def unstarted(self) -> int:
         """How many messages wait in its buffer."""
-        started = {(run.message, run.epoch) for run in self.runs}
-        return sum(
-            place not in started and given.epoch not in self.recalls
+        return len(self.given.keys() - self._started()) - len(self.given_back())
+
+    def given_back(self) -> list[Given]:
+        """What arrived in its buffer and was recalled before the handler began with it.
+
+        The position alone does not tell: a subscriber that has settled all of an assignment does
+        not know it any more, and answers a recall that comes too late with position 0.
+        """
+        started, recalls = self._started(), self.recalls
+        return [
+            given
             for place, given in self.given.items()
-        )
+            if given.epoch in recalls
+            and given.position > recalls[given.epoch].upto
+            and place not in started
+        ]
+
+    def _started(self) -> set[tuple[MessageId, int]]:
+        return {(run.message, run.epoch) for run in self.runs}
 
     def finished(self) -> set[MessageId]:
         """The messages that the handler has finished."""

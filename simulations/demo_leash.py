@@ -1,8 +1,9 @@
 """The leash of a child process: when the demonstration is gone, its children end by themselves.
 
 A child's standard input is a pipe that only the demonstration holds. Lines that come through it are
-commands; its end, however it came about, is an order to stop. ``python -m simulations.demo_leash
-MODULE ARGUMENT...`` runs a module that knows nothing of this (``fairlead``) on such a leash.
+commands; its end, however it came about, is an order to stop: first asked for, then carried out.
+``python -m simulations.demo_leash MODULE ARGUMENT...`` runs a module that knows nothing of this
+(``fairlead``) on such a leash.
 """
 
 from __future__ import annotations
@@ -12,11 +13,15 @@ import runpy
 import signal
 import sys
 import threading
+import time
 from typing import Callable
+
+ASK_COUNT = 4
+ASK_INTERVAL_S = 4.0
 
 
 def hold(on_line: Callable[[str], None]) -> None:
-    """Pass the lines of standard input to ``on_line``; at its end, send SIGTERM to this process."""
+    """Pass the lines of standard input to ``on_line``; at its end, end this process."""
     threading.Thread(target=_follow, args=(on_line,), name="leash", daemon=True).start()
 
 
@@ -28,7 +33,13 @@ def _follow(on_line: Callable[[str], None]) -> None:
         for line in lines:
             on_line(line.decode())
     on_line("normal")
-    os.kill(os.getpid(), signal.SIGTERM)
+    main = threading.main_thread().ident
+    assert main is not None
+    for _ in range(ASK_COUNT):
+        # To the main thread itself: a signal that another thread takes does not wake it up.
+        signal.pthread_kill(main, signal.SIGTERM)
+        time.sleep(ASK_INTERVAL_S)
+    os._exit(1)
 
 
 if __name__ == "__main__":

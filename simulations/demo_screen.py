@@ -39,9 +39,9 @@ class Screen:
 
     def step(self, topic: str, text: str) -> None:
         """One line: when, what about, what."""
-        line = Text(f"{self.seconds:5.1f} s  ", style="dim")
-        line.append(f"{topic:8}", style=STYLES.get(topic, "bold"))
-        self.console.print(line + Text(text), soft_wrap=True)
+        line = Text().append(f"{self.seconds:5.1f} s  ", style="dim")
+        line.append(f"{topic:8}", style=STYLES.get(topic, "bold")).append(text)
+        self.console.print(line, soft_wrap=True)
 
     def progress(self, what: str, seen: Callable[[], str]) -> None:
         """On a terminal: what is being waited for, and how it stands."""

@@ -142,7 +142,7 @@ class Stage:
         self.wait(
             lambda: not any(pump.is_alive() for pump in self.all_pumps),
             "the publishers have published everything",
-            lambda: ", ".join(f"{p.name_of_publisher} {len(p.sent)}" for p in self.all_pumps),
+            lambda: f"{sum(len(pump.sent) for pump in self.all_pumps)} published",
         )
         for channel in CHANNELS:
             self.seen.told[channel] = found = told(self.pumps[channel])

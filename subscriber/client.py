@@ -78,6 +78,8 @@ class Subscriber:
         create: make the channel if it does not exist yet.
         timeout_s: how long one call may take.
         give_up_s: how long a broker may be away before ``run`` ends with an error.
+        stop_s: how long a running handler is waited for when the subscriber stops; one that takes
+            longer loses its message to another subscriber.
 
     A handler that returns has acknowledged. One that raises, or calls ``message.nack``, gets the
     message again, after the channel's back-off, up to its number of attempts.
@@ -95,7 +97,9 @@ class Subscriber:
         create: bool = False,
         timeout_s: float = 10.0,
         give_up_s: float = 60.0,
+        stop_s: float = 30.0,
     ) -> None:
+        self._stop_s = stop_s
         self.subscriber = wire.check_id(subscriber, "subscriber id")
         self.channel = wire.check_channel_name(channel)
         self.subscription = wire.check_id(subscription, "subscription")
@@ -107,7 +111,7 @@ class Subscriber:
         self._create, self._timeout_s, self._give_up_s = create, timeout_s, give_up_s
         self._address = ChannelAddress(self.channel, name_server, timeout_s)
         self._handler: Handler | None = None
-        self._origin = (self.channel, self.subscription)
+        self._origin = (self.channel, self.subscription, 0)
         # State, all guarded by the lock of ``_changed``.
         self._changed = threading.Condition(threading.Lock())
         self._session = Session()
@@ -193,10 +197,10 @@ class Subscriber:
         with self._changed:
             self._changed.notify_all()
 
-    def close(self, timeout: float = 30.0) -> None:
-        """Stop, wait for the running handlers, acknowledge what is done, leave."""
+    def close(self, timeout: float | None = None) -> None:
+        """Stop, wait for the running handlers (``stop_s``), acknowledge what is done, leave."""
         self.stop()
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + (self._stop_s if timeout is None else timeout)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.1, deadline - time.monotonic()))
@@ -540,6 +544,7 @@ class Subscriber:
                 self._session.lose(before)
                 self._nacks.clear()
             self._policy = Policy.from_dict(reply["policy"])
+            self._origin = (self.channel, self.subscription, reply["generation"])
             self._settle_uri = reply["settle"]
             self._changed.notify_all()
         self._renew(began)

@@ -19,7 +19,7 @@ class Message:
 
     __slots__ = ("_assignment", "_item", "_origin", "verdict")
 
-    def __init__(self, assignment: Assignment, item: Item, origin: tuple[str, str]) -> None:
+    def __init__(self, assignment: Assignment, item: Item, origin: tuple[str, str, int]) -> None:
         self._assignment = assignment
         self._item = item
         self._origin = origin
@@ -40,6 +40,11 @@ class Message:
     def subscription(self) -> str:
         """The subscription it was owed to."""
         return self._origin[1]
+
+    @property
+    def generation(self) -> int:
+        """Tells a subscription from an earlier one of the same name, whose positions are others."""
+        return self._origin[2]
 
     @property
     def publisher(self) -> str:

@@ -16,31 +16,36 @@ if TYPE_CHECKING:
 
 _TABLE = """
 create table if not exists fairlead_once (
-    channel text not null, subscription text not null,
+    channel text not null, subscription text not null, generation bigint not null,
     publisher text not null, partition_id text not null,
     position bigint not null, epoch bigint not null,
-    primary key (channel, subscription, publisher, partition_id)
+    primary key (channel, subscription, generation, publisher, partition_id)
 )
 """
 
 _UPSERT = """
-insert into fairlead_once (channel, subscription, publisher, partition_id, position, epoch)
-values ({0}, {0}, {0}, {0}, {0}, {0})
-on conflict (channel, subscription, publisher, partition_id) do update
+insert into fairlead_once
+    (channel, subscription, generation, publisher, partition_id, position, epoch)
+values ({0}, {0}, {0}, {0}, {0}, {0}, {0})
+on conflict (channel, subscription, generation, publisher, partition_id) do update
 set position = excluded.position, epoch = excluded.epoch
 where fairlead_once.position < excluded.position and fairlead_once.epoch <= excluded.epoch
 """
 
 _LOOK = """
 select epoch from fairlead_once
-where channel = {0} and subscription = {0} and publisher = {0} and partition_id = {0}
+where channel = {0} and subscription = {0} and generation = {0} and publisher = {0}
+    and partition_id = {0}
 """
 
 
 def record_once(connection: Any, message: Message) -> bool:
     """Whether the message's position is new here; it is recorded if so."""
     mark = "?" if type(connection).__module__.partition(".")[0] == "sqlite3" else "%s"
-    where = (message.channel, message.subscription, message.publisher, message.partition)
+    where = (
+        message.channel, message.subscription, message.generation, message.publisher,
+        message.partition,
+    )  # fmt: skip
     cursor = connection.cursor()
     try:
         try:
@@ -78,6 +83,6 @@ def make_table(connection: Any) -> None:
         cursor.close()
 
 
-def _upsert(cursor: Any, mark: str, where: tuple[str, ...], message: Message) -> bool:
+def _upsert(cursor: Any, mark: str, where: tuple[Any, ...], message: Message) -> bool:
     cursor.execute(_UPSERT.format(mark), (*where, message.position, message.epoch))
     return int(cursor.rowcount) > 0

@@ -116,20 +116,21 @@ def fingerprint(channel: Channel) -> Any:
             lines[line.key] = (
                 line.messages[line.head :], line.settled, line.delivered, line.handed,
                 line.owner.subscriber if line.owner else None, line.epoch, line.attempt,
-                line.later_attempt, line.suspect_upto, line.parked, line.level, line.recalled,
-                line.last_timestamp, line.not_before_ms, line.since_ms,
-                line.previous.subscriber if line.previous else None,
-                line.avoid.subscriber if line.avoid else None,
+                line.later_attempt, line.suspect_upto, line.trial, line.later_trial, line.parked,
+                line.level, line.recalled, line.last_timestamp, line.not_before_ms, line.since_ms,
+                line.previous.subscriber if line.previous else None, line.avoid.subscriber if
+                line.avoid else None,
             )  # fmt: skip
         subscribers = {
             name: (
                 queue.session, queue.prefetch, list(queue.held), queue.unsettled,
-                [line.key for line in queue.hungry], queue.given, queue.long_delays,
+                [line.key for line in queue.hungry], queue.given, queue.long_delays, queue.away,
+                queue.trial.key if queue.trial else None, queue.progress_ms,
             )
             for name, queue in group.subscribers.items()
         }  # fmt: skip
         totals = {name: getattr(group.totals, name) for name in group.totals.__slots__}
-        ready = [line.key for line in group.queue.ranked(1 << 62)]
+        ready = [line.key for line in [*group.queue.ranked(1 << 62), *group.queue.trials()]]
         groups.append(
             (group.name, lines, subscribers, group.parked, group.parked_partitions, totals, ready,
              group.pending_count, group.pending_bytes)

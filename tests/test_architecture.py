@@ -1,4 +1,4 @@
-"""The shape of the code: who may import whom, what the core may never touch, what is written where."""
+"""The shape of the code: who may import whom, what the core never touches, what is where."""
 
 from __future__ import annotations
 

@@ -187,6 +187,15 @@ def test_what_is_given_back_is_counted_by_its_reason() -> None:
     assert (counted.published, counted.delivered, counted.in_order) == (3, 3, True)
 
 
+def test_a_recall_that_comes_too_late_moves_nothing() -> None:
+    """Who has settled an assignment and forgotten it answers with position 0."""
+    done = history(*GOOD)
+    done.given = given(1, 1, 0.9) | given(2, 1, 0.9) | given(3, 1, 0.9)
+    done.recalls = {1: Recall(1, 0, 2.0)}
+    assert figures(Told(accepted(3)), [done], 0, 0.4, 3).reassigned == {}
+    assert done.unstarted == 0
+
+
 def test_what_the_dead_had_is_counted_when_it_reaches_another() -> None:
     """Two of three had come to the dead one and come to the other, one of them as a retry."""
     dead, other = history(*CRASH, died_at=1.5), history(*AFTER, who="b")

@@ -119,12 +119,13 @@ def _share_out(
     channel: Channel, subscription: Subscription, epoch: int, now_ms: int
 ) -> tuple[Iterable[_Share], int]:
     shares = {
-        queue: _Share(queue)
-        for queue in subscription.subscribers.values()
-        if queue.unsettled < queue.prefetch and not queue.away
+        queue: _Share(queue) for queue in subscription.subscribers.values() if queue.room > 0
     }
     if not shares:
         return (), epoch
+    trial = subscription.queue.next_trial()
+    if trial is not None:
+        epoch = _give_trial(trial, shares, epoch)
     count_max = channel.policy.run_count_max
     level_ready = subscription.queue.level_max()
     for queue, share in shares.items():
@@ -136,6 +137,20 @@ def _share_out(
     for queue, share in shares.items():
         share.top_up(queue.hungry, count_max)
     return shares.values(), epoch
+
+
+def _give_trial(line: Line, shares: dict[SubQueue, _Share], epoch: int) -> int:
+    """A message at its last attempt after a crash goes to a subscriber that has nothing else.
+
+    The least loaded one is kept free for it: it gets nothing more, and when it has settled what it
+    has, it gets this message alone. The others go on.
+    """
+    share = min(shares.values(), key=lambda item: (item.load, item.queue.subscriber))
+    if not share.queue.unsettled:
+        epoch += 1
+        share.take(line, epoch, 1)
+    share.room = 0
+    return epoch
 
 
 def _by_level(line: Line) -> int:
@@ -215,6 +230,8 @@ def apply_delivered(channel: Channel, record: Delivered) -> None:
     held, hungry, totals = queue.held, queue.hungry, subscription.totals
     subscription.queue.discard_all([line for line in lines if line.owner is None])
     opened = len(held)
+    if not opened:
+        queue.progress_ms = record.at_ms
     for line, first, count, epoch in zip(lines, record.firsts, record.counts, record.epochs):
         if line.owner is None:
             assert epoch > line.epoch, (line, epoch)
@@ -222,6 +239,8 @@ def apply_delivered(channel: Channel, record: Delivered) -> None:
             line.epoch = epoch
             line.owner = line.previous = queue
             line.avoid = None
+            if line.trial:
+                queue.trial = line
         assert first == line.delivered + 1 and line.epoch == epoch, (line, first, epoch)
         line.delivered = upto = first + count - 1
         end = line.head + upto - line.settled
@@ -266,14 +285,16 @@ def resend(queue: SubQueue) -> _Share:
 def decide_recall(
     channel: Channel, subscription: Subscription, now_ms: int
 ) -> list[Record]:
-    """When a subscriber has nothing and others hold several lines with more to come, share.
+    """When a subscriber has nothing and others hold several lines, share.
 
-    Each assignment is asked for at most once; the owner answers with what it has not started.
+    Only what would wait: a donor must have more than one message per line, or have acknowledged
+    nothing for a while. Each assignment is asked for at most once; the owner answers with what it
+    has not started.
     """
     if len(subscription.subscribers) < 2 or subscription.queue or channel.queues_down:
         return []
     queues = subscription.subscribers.values()
-    idle = [queue for queue in queues if not (queue.held or queue.away) and queue.room > 0]
+    idle = [queue for queue in queues if not queue.held and queue.room > 0]
     if not idle:
         return []
     held_total = sum(len(queue.held) for queue in queues)
@@ -282,7 +303,8 @@ def decide_recall(
     records: list[Record] = []
     for donor in sorted(queues, key=lambda queue: (-len(queue.held), queue.subscriber)):
         spare = min(len(donor.held) - fair, wanted)
-        if spare < 1 or not donor.can_recall or donor.unsettled <= len(donor.held):
+        stuck = now_ms - donor.progress_ms >= channel.policy.recall_after_ms
+        if spare < 1 or not donor.can_recall or not (stuck or donor.unsettled > len(donor.held)):
             continue
         # The newest assignments are the least likely to have been started.
         lines = [line for line in reversed(donor.held.values()) if not line.recalled][:spare]

@@ -6,7 +6,8 @@ oldest, each in constant time, which a sorted list of all lines would not.
 
 Ageing: a line ranks by level + waited / ageing_ms. In one level the oldest ranks first, so a walk
 over all lines in rank order is a merge of the levels, and no line has to be moved as time passes.
-Lines that must wait for a back-off stand apart, sorted by the time when they are due.
+Lines that must wait for a back-off stand apart, sorted by the time when they are due; and so do
+lines whose next message is on trial, since each of those needs a subscriber of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class GlobalQueue:
     (0, [])
     """
 
-    __slots__ = ("ageing_ms", "_levels", "_count", "_delayed", "_waiting")
+    __slots__ = ("ageing_ms", "_levels", "_count", "_delayed", "_waiting", "_trials")
 
     def __init__(self, ageing_ms: int) -> None:
         self.ageing_ms = ageing_ms
@@ -40,15 +41,19 @@ class GlobalQueue:
         self._count = 0  # lines in the levels; each knows its level itself
         self._delayed: SortedKeyList[Line] = SortedKeyList(key=_due)
         self._waiting: set[Line] = set()  # the members of _delayed
+        self._trials: dict[Line, None] = {}
 
     def __len__(self) -> int:
-        return self._count + len(self._waiting)
+        return self._count + len(self._waiting) + len(self._trials)
 
     def __contains__(self, line: Line) -> bool:
-        return line.queued_level >= 0 or line in self._waiting
+        return line.queued_level >= 0 or line in self._waiting or line in self._trials
 
     def add(self, line: Line, now_ms: int) -> None:
         """Put a line in, or move it to the level that its urgency has reached by now."""
+        if line.trial:
+            self._trials[line] = None
+            return
         if line in self._waiting:
             return
         if line.not_before_ms > now_ms:
@@ -76,6 +81,8 @@ class GlobalQueue:
         elif line in self._waiting:
             self._delayed.remove(line)
             self._waiting.remove(line)
+        else:
+            self._trials.pop(line, None)
 
     def discard_all(self, lines: list[Line]) -> None:
         """:meth:`discard` for many lines at once: each dispatch takes out all that it gives."""
@@ -110,9 +117,13 @@ class GlobalQueue:
         self._count = 0
         self._delayed.clear()
         self._waiting.clear()
+        self._trials.clear()
 
     def ranked(self, now_ms: int) -> Iterator[Line]:
-        """All lines that may be given out at ``now_ms``, the most urgent first. Changes nothing."""
+        """All lines that may be given out at ``now_ms``, the most urgent first. Changes nothing.
+
+        Without those on trial; see :meth:`next_trial`.
+        """
         if self._waiting and self._delayed[0].not_before_ms <= now_ms:
             # Rare, and they have waited for their back-off already: they go first.
             for line in self._delayed:
@@ -133,6 +144,14 @@ class GlobalQueue:
         # Moving a line up keeps its age, so a level is only almost in order of age; close enough
         # for a merge, which then ranks such a line by the older neighbour in front of it.
         yield from merge(*self._levels.values(), key=rank)
+
+    def next_trial(self) -> Line | None:
+        """The line that has waited longest to be tried alone."""
+        return next(iter(self._trials), None)
+
+    def trials(self) -> list[Line]:
+        """All lines that wait to be tried alone."""
+        return list(self._trials)
 
     def bound_delays(self, latest_ms: int) -> None:
         """Shorten back-offs that end after ``latest_ms``, as after a jump of the clock."""

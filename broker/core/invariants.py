@@ -92,6 +92,7 @@ def _check_line(channel: Channel, line: Line) -> None:
         _demand(line.in_flight <= 1, "suspects are handed out one at a time", line)
     else:
         _demand(line.attempt == line.later_attempt == 1, "attempts belong to suspects", line)
+        _demand(not line.trial, "only suspects are on trial", line)
     if channel.policy.poison != "block":
         _demand(
             line.parked or line.attempt <= channel.policy.attempts_max, "attempts bounded", line
@@ -120,13 +121,19 @@ def _check_queues(channel: Channel, subscription: Subscription) -> None:
                 (line in line.owner.pressing) == (hungry and line.level > 0),
                 "pressing exactly when hungry and urgent", line,
             )  # fmt: skip
-    listed = list(ready.ranked(1 << 62))
+    listed = [*ready.ranked(1 << 62), *ready.trials()]
     _demand(len(listed) == len(set(listed)) == len(ready), "each ready line is queued once", ready)
     for queue in subscription.subscribers.values():
         in_flight = sum(line.in_flight for line in queue.held.values())
         _demand(queue.unsettled == in_flight, "a sub-queue counts what is in flight", queue)
         _demand(queue.unsettled <= queue.prefetch, "prefetch bounds a sub-queue", queue)
+        if queue.trial is not None:
+            alone = list(queue.held.values()) == [queue.trial] and queue.unsettled == 1
+            _demand(alone, "a message on trial is alone in its sub-queue", queue)
         for epoch, line in queue.held.items():
+            _demand(
+                not line.trial or queue.trial is line, "a line on trial is its queue's trial", line
+            )
             _demand(line.epoch == epoch and line.owner is queue, "one owner per line", line)
 
 

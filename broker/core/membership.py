@@ -32,7 +32,7 @@ from broker.core.records import (
 from broker.core.settling import park, taken_back
 from broker.core.sub_queue import SubQueue
 from broker.core.subscription import Subscription
-from broker.errors import BadRequest, LimitReached
+from broker.errors import BadRequest, LimitReached, NotSubscribed
 
 if TYPE_CHECKING:
     from broker.core.channel import Channel
@@ -57,7 +57,9 @@ def decide_create_subscription(
 def apply_subscription_created(channel: Channel, record: SubscriptionCreated) -> None:
     """The group gets what is published from here on."""
     index = len(channel.subscriptions_list)
-    subscription = Subscription(record.subscription, index, channel.policy.ageing_ms)
+    subscription = Subscription(
+        record.subscription, index, channel.policy.ageing_ms, record.at_ms
+    )
     channel.subscriptions[record.subscription] = subscription
     channel.backup.add_subscription(subscription)
 
@@ -94,7 +96,12 @@ def decide_subscribe(channel: Channel, command: Subscribe, now_ms: int) -> Decis
             f"subscriber {command.subscriber} asked for prefetch={command.prefetch} on channel "
             f"{channel.name}: it must lie between 1 and {policy.prefetch_count_max}"
         )
-    reply: dict[str, Any] = {"policy": policy.to_dict(), "resumed": False}
+    # Positions start anew when a subscription is deleted and made again; ``generation`` tells.
+    reply: dict[str, Any] = {
+        "policy": policy.to_dict(),
+        "resumed": False,
+        "generation": subscription.born_ms,
+    }
     known = subscription.subscribers.get(command.subscriber)
     if known is not None and known.session == command.session:
         reply["resumed"] = True
@@ -152,7 +159,10 @@ def decide_leave(channel: Channel, command: Leave, now_ms: int) -> Decision:
 def _gone(
     channel: Channel, subscription: Subscription, queue: SubQueue, reason: str, now_ms: int
 ) -> list[Record]:
-    """Take all lines back; after anything but a clean leave their messages count as tried."""
+    """Take all lines back; after anything but a clean leave their messages count as tried.
+
+    One that was handled alone is the proven killer and is parked.
+    """
     records: list[Record] = []
     policy = channel.policy
     tried = reason != "left"
@@ -163,15 +173,15 @@ def _gone(
     records.append(
         SubscriberLeft(now_ms, subscription.name, queue.subscriber, queue.session, reason)
     )
-    if tried and policy.poison != "block":
-        for line, first in items:
-            if line.attempt >= policy.attempts_max:
-                records.append(
-                    park(
-                        channel, subscription, line.key, first, line.attempt,
-                        "its subscriber died on each attempt", now_ms,
-                    )
-                )  # fmt: skip
+    if tried and queue.trial is not None and policy.poison != "block":
+        line = queue.trial
+        records.append(
+            park(
+                channel, subscription, line.key, line.settled + 1, line.attempt,
+                "its subscriber died on each attempt, the last time with nothing else to do",
+                now_ms,
+            )
+        )  # fmt: skip
     return records
 
 
@@ -183,12 +193,14 @@ def apply_subscriber_left(channel: Channel, record: SubscriberLeft) -> None:
 
 
 def decide_heartbeat(channel: Channel, command: Heartbeat, now_ms: int) -> Decision:
-    """Renew the lease, and remind the subscriber of recalls that it has not answered."""
+    """Renew the lease. Whom a restarted broker cannot reach any more has to subscribe again."""
     subscription, queue = channel.member(command)
-    recalled = [epoch for epoch, line in queue.held.items() if line.recalled]
-    return Decision(
-        [Seen(now_ms, subscription.name, queue.subscriber)], {"recalled": recalled}
-    )
+    if queue.away:
+        raise NotSubscribed(
+            f"subscriber {queue.subscriber} of channel {channel.name} has to subscribe again: the "
+            "broker was restarted and cannot reach it; with the same session it keeps its work"
+        )
+    return Decision([Seen(now_ms, subscription.name, queue.subscriber)])
 
 
 def apply_seen(channel: Channel, record: Seen) -> None:
@@ -249,6 +261,7 @@ def apply_queues_killed(channel: Channel, record: QueuesKilled) -> None:
             queue.held.clear()
             queue.hungry.clear()
             queue.pressing.clear()
+            queue.trial = None
             queue.unsettled = 0
 
 
@@ -275,4 +288,6 @@ def apply_queues_restored(channel: Channel, record: QueuesRestored) -> None:
             assert queue is not None
             queue.held[line.epoch] = line
             queue.unsettled += line.in_flight
+            if line.trial:
+                queue.trial = line
             queue.settle_hunger(line)

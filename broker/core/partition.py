@@ -32,7 +32,7 @@ class Line:
     __slots__ = (
         "key", "subscription", "messages", "head", "settled", "delivered", "handed",
         "owner", "epoch", "previous", "avoid", "recalled", "parked",
-        "attempt", "later_attempt", "suspect_upto",
+        "attempt", "later_attempt", "suspect_upto", "trial", "later_trial",
         "last_timestamp", "irregular",
         "urgent", "level", "queued_level", "since_ms", "not_before_ms",
     )  # fmt: skip
@@ -58,6 +58,9 @@ class Line:
         self.attempt = 1
         self.later_attempt = 1
         self.suspect_upto = 0
+        # At its last attempt after a crash a message is tried with nothing else in the process, so
+        # that another death proves that it, and not one of a thousand others, is the killer.
+        self.trial = self.later_trial = False
         # The order rule.
         self.last_timestamp = 0
         self.irregular = False  # the waiting sequences are not one contiguous stretch
@@ -161,10 +164,10 @@ class Line:
 
     def _settle_attempts(self) -> None:
         if self.settled >= self.suspect_upto:
-            self.attempt = self.later_attempt = 1
-            self.suspect_upto = 0
+            self.forget_attempts()
         else:
             self.attempt = self.later_attempt
+            self.trial = self.later_trial
 
     def withdraw(self, first: int) -> None:
         """Take positions from ``first`` on out of the sub-queue; their order stays fixed."""
@@ -175,13 +178,22 @@ class Line:
             self.add_urgent(self.entries(first, self.delivered - first + 1))
         self.delivered = first - 1
 
+    def forget_attempts(self) -> None:
+        """What comes next in the line was never tried."""
+        self.attempt = self.later_attempt = 1
+        self.suspect_upto = 0
+        self.trial = self.later_trial = False
+
     def blame(self, attempts_max: int) -> None:
-        """The owner died: everything in flight counts as tried."""
+        """The owner died: everything in flight counts as tried, but no more than up to the last
+        attempt, which is then a trial."""
+        attempt = min(self.attempt + 1, attempts_max)
         if not self.suspect_upto and self.in_flight > 1:
-            # A single later message is capped so that it still gets one chance of its own.
-            self.later_attempt = min(self.attempt + 1, attempts_max)
+            self.later_attempt = attempt
+            self.later_trial = attempt >= attempts_max
         self.suspect_upto = max(self.suspect_upto, self.delivered)
-        self.attempt += 1
+        self.attempt = attempt
+        self.trial = attempt >= attempts_max
 
 
 class Partition:

@@ -53,7 +53,7 @@ class Policy:
     long_delay_ms: int = 2_000
     long_delays_max: int = 3
     long_delay_window_ms: int = 60_000
-    recall_timeout_ms: int = 5_000
+    recall_after_ms: int = 200
 
     # What happens to a message that fails.
     attempts_max: int = 3

@@ -38,12 +38,12 @@ def decide_ack(channel: Channel, command: Ack, now_ms: int) -> Decision:
     counts: list[int] = []
     epochs: list[int] = []
     lines: list[Line] = []
-    stale: list[int] = []
+    stale: dict[int, int] = {}
     held = queue.held
     for epoch, upto in _one_per_epoch(command.epochs, command.uptos):
         line = held.get(epoch)
         if line is None or upto > line.delivered:
-            stale.append(epoch)
+            stale[epoch] = upto
             continue
         settled = line.settled
         if upto > settled:
@@ -64,11 +64,12 @@ def decide_ack(channel: Channel, command: Ack, now_ms: int) -> Decision:
         if delays:
             records += _decide_slow(channel, subscription, queue, delays, epochs, counts, now_ms)
     if stale:
-        uptos = [upto for epoch, upto in zip(command.epochs, command.uptos) if epoch in stale]
         records.append(
-            StaleAcked(now_ms, subscription.name, queue.subscriber, stale, uptos)
+            StaleAcked(
+                now_ms, subscription.name, queue.subscriber, list(stale), list(stale.values())
+            )
         )
-    return Decision(records, {"acked": sum(counts), "stale": stale})
+    return Decision(records, {"acked": sum(counts), "stale": list(stale)})
 
 
 def _one_per_epoch(epochs: list[int], uptos: list[int]) -> Iterable[tuple[int, int]]:
@@ -139,7 +140,7 @@ def apply_acked(channel: Channel, record: Acked) -> None:
     total = sum(record.counts)
     queue.unsettled -= total
     queue.acked_total += total
-    queue.seen_ms = record.at_ms
+    queue.seen_ms = queue.progress_ms = record.at_ms
     subscription.pending_count -= total
     subscription.pending_bytes -= size
     subscription.totals.acked += total
@@ -167,6 +168,8 @@ def release(line: Line, queue: SubQueue, now_ms: int) -> None:
         queue.forget_hunger(line)
     line.owner = None
     line.recalled = ""
+    if queue.trial is line:
+        queue.trial = None
     line.subscription.totals.queues_disposed += 1
     if line.messages and not line.parked:
         line.subscription.queue.add(line, now_ms)
@@ -249,6 +252,7 @@ def apply_nacked(channel: Channel, record: Nacked) -> None:
     queue.unsettled -= line.in_flight
     line.withdraw(record.position)
     line.attempt = record.attempt + 1
+    line.trial = False  # it failed without a crash: no doubt about who did it
     line.suspect_upto = max(line.suspect_upto, record.position)
     line.not_before_ms = record.not_before_ms
     release(line, queue, record.at_ms)
@@ -379,12 +383,11 @@ def apply_redriven(channel: Channel, record: Redriven) -> None:
         subscription.pending_bytes += sum(len(entry[4]) for entry in entries)
     if subscription.parked_partitions.pop(record.key, None) is not None:
         line.parked = False
-        line.attempt = 1
         line.not_before_ms = 0
         if record.dropped:
             _drop_head(subscription, line)
-        elif line.suspect_upto:
-            line.attempt = line.later_attempt = 1
+        else:
+            line.forget_attempts()
     if line.owner is not None:
         line.owner.settle_hunger(line)
     elif line.messages and not line.parked:

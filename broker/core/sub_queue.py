@@ -13,7 +13,8 @@ class SubQueue:
 
     __slots__ = (
         "subscriber", "session", "prefetch", "callback", "can_recall", "held", "hungry", "pressing",
-        "unsettled", "away", "given", "seen_ms", "long_delays", "delivered_total", "acked_total",
+        "unsettled", "away", "trial", "progress_ms",
+        "given", "seen_ms", "long_delays", "delivered_total", "acked_total",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +38,8 @@ class SubQueue:
         self.pressing: dict[Line, None] = {}
         self.unsettled = 0
         self.away = False  # not heard of since the broker started: holds on, but gets nothing new
+        self.trial: Line | None = None  # handled alone: nothing else is given meanwhile
+        self.progress_ms = seen_ms  # the last ack, or the first message after having none
         self.given = 0  # the epoch of the newest assignment: the longest unserved comes first
         self.seen_ms = seen_ms
         self.long_delays: list[tuple[int, int]] = []  # (at_ms, delay_ms), the window only
@@ -52,6 +55,8 @@ class SubQueue:
     @property
     def room(self) -> int:
         """How many more messages the subscriber may be given."""
+        if self.trial is not None or self.away:
+            return 0
         return self.prefetch - self.unsettled
 
     def settle_hunger(self, line: Line) -> None:

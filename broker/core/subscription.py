@@ -22,12 +22,13 @@ class Subscription:
     """One group: its global queue, its subscribers' sub-queues, what it still owes."""
 
     __slots__ = (
-        "name", "index", "queue", "subscribers", "pending_count", "pending_bytes", "parked",
-        "parked_partitions", "totals",
+        "name", "index", "born_ms", "queue", "subscribers", "pending_count", "pending_bytes",
+        "parked", "parked_partitions", "totals",
     )  # fmt: skip
 
-    def __init__(self, name: str, index: int, ageing_ms: int) -> None:
+    def __init__(self, name: str, index: int, ageing_ms: int, born_ms: int) -> None:
         self.name = name
+        self.born_ms = born_ms
         self.index = index
         self.queue = GlobalQueue(ageing_ms)
         self.subscribers: dict[str, SubQueue] = {}

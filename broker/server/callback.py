@@ -9,7 +9,7 @@ import ipaddress
 from typing import Any
 
 from broker.errors import BadRequest, CallbackRefused
-from broker.pyro_setup import Proxy, core, invoke, pyro_errors
+from broker.pyro_setup import Proxy, core, invoke, protocol, pyro_errors
 
 
 def checked_uri(callback: Any, caller: str | None) -> str:
@@ -50,6 +50,7 @@ class PyroCallback:
     def __init__(self, uri: str, serializer: str, timeout_s: float) -> None:
         self._uri = uri
         self._serializer = serializer
+        self.takes_bytes = serializer != "json"
         self._timeout_s = timeout_s
         self._proxy: Any = None
 
@@ -74,6 +75,17 @@ class PyroCallback:
         ):
             raise BadRequest("the answer to a recall must be one whole number per epoch")
         return list(answer)
+
+    def ping(self, nothing: None = None) -> None:
+        """Look whether the subscriber's daemon answers; no method of the object is called."""
+        proxy = self._opened()
+        try:
+            if proxy._pyroConnection is None:
+                proxy._pyroBind()
+            protocol.SendingMessage.ping(proxy._pyroConnection)
+        except (pyro_errors.PyroError, OSError):
+            proxy._pyroRelease()
+            raise
 
     def close(self) -> None:
         """Let the connection go; called by the thread that used it."""

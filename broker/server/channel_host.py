@@ -16,7 +16,7 @@ from broker.core import commands as c
 from broker.core.channel import Channel
 from broker.core.policy import Policy
 from broker.core.records import Recalled, Record, SubscriberLeft
-from broker.errors import BrokerError, BrokerStopping, BrokerUnavailable, JournalError
+from broker.errors import BrokerError, BrokerStopping, BrokerUnavailable
 from broker.journal import Journal
 from broker.journal.recovery import recover
 from broker.server import statistics
@@ -226,6 +226,13 @@ class ChannelHost:
                 self._asleep += 1
             return items, link.sequence
 
+    def holds_nothing(self, link: Link) -> bool:
+        """Whether a link's subscriber has nothing to acknowledge."""
+        with self._lock:
+            group = self._channel.subscriptions.get(link.subscription)
+            found = group.subscribers.get(link.subscriber) if group else None
+            return found is not None and not found.held
+
     def give_up(self, link: Link, command: c.Leave) -> None:
         """A link's subscriber does not answer: it is gone, unless it has come back meanwhile."""
         with self._lock:
@@ -352,7 +359,3 @@ class ChannelHost:
         for link in links:
             if isinstance(link, PushLink):
                 link.join(1.0)
-
-    def fail(self, error: JournalError) -> None:
-        """The journal failed: nothing may be answered any more."""
-        self._on_failure(error)

@@ -22,6 +22,7 @@ from broker.server.channel_host import ChannelHost
 from broker.server.link import Link, PullLink, PushLink
 
 EPOCH_MAX = 1 << 62
+JSON_ID: int = serializers.JsonSerializer.serializer_id
 WAIT_S_MAX = 10.0
 LIST_LIMIT_MAX = 10_000
 
@@ -141,7 +142,12 @@ class SettleObject:
             _seconds(wait_s, "wait_s", WAIT_S_MAX),
             wire.check_int(received, "received", 0, EPOCH_MAX),
         )
-        messages = [message for send in answer["sends"] for message in wire.plain_messages(send)]
+        takes_bytes = current_context.serializer_id != JSON_ID
+        messages = [
+            message
+            for send in answer["sends"]
+            for message in wire.plain_messages(send, takes_bytes)
+        ]
         return {"number": answer["number"], "messages": messages}
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
-from broker.core.commands import HandBack, Leave, Send
+from broker.core.commands import HandBack, Heartbeat, Leave, Send
 from broker.core.records import Delivered, Recalled
 from broker.errors import BrokerError
 from broker.wire import body_bytes, delivery_columns, plain_messages
@@ -30,12 +30,18 @@ Item = Union[Send, Recalled]
 class Callback(Protocol):
     """How a subscriber is called. One thread uses it; any exception is a failed call."""
 
+    takes_bytes: bool
+
     def receive(self, batch: Any) -> None:
         """Hand a batch over; returns when the subscriber has buffered it."""
         ...
 
     def recall(self, epochs: list[int]) -> list[int]:
         """Ask for unstarted work back; the answer is the last started position per epoch."""
+        ...
+
+    def ping(self, nothing: None) -> None:
+        """Look whether the subscriber's daemon answers."""
         ...
 
     def close(self) -> None:
@@ -115,16 +121,31 @@ class PushLink(Link):
             while not self.closed:
                 items, sequence = self._host.take(self)
                 if not items:
-                    self.signal.get()
-                elif not self._host.wait_durable(sequence) or not self._send_all(items):
+                    self._wait_for_work()
+                    continue
+                while not self._host.wait_durable(sequence) and not self.closed:
+                    log.warning("channel %s: the journal is slow to commit", self._host.name)
+                if not self._send_all(items):
                     break
         except BrokerError as error:
             # The journal failed or the broker is stopping: nothing may be sent any more.
             log.debug("sender of %s stops: %s", self.subscriber, error)
         except Exception:
+            # Never leave a subscriber behind that holds work and is sent nothing.
             log.exception("sender of %s to %s failed", self._host.name, self.subscriber)
+            self._give_up()
         finally:
             self._callback.close()
+
+    def _wait_for_work(self) -> None:
+        """Sleep until there is something to send. A plain script need not send heartbeats while it
+        holds nothing: then it is the broker that looks whether it is still there."""
+        try:
+            self.signal.get(timeout=self._host.policy.lease_ms / 3000 if self.plain else None)
+        except queue.Empty:
+            if self._host.holds_nothing(self) and self._try("ping", None)[0]:
+                command = Heartbeat(self.subscription, self.subscriber, self.session)
+                self._host.execute(command)
 
     def _send_all(self, items: list[Item]) -> bool:
         """Send in the order in which things were decided; False when the subscriber is given up."""
@@ -142,7 +163,9 @@ class PushLink(Link):
         if not sends:
             return True
         for part in split(merge(sends), self._host.batch_bytes_max):
-            batch = plain_messages(part) if self.plain else delivery_columns(part)
+            batch: Any = delivery_columns(part)
+            if self.plain:
+                batch = plain_messages(part, self._callback.takes_bytes)
             if not self._try("receive", batch)[0]:
                 return False
         return True
@@ -179,10 +202,12 @@ class PushLink(Link):
             "the others",
             self._host.name, self.subscriber, policy.sends_max, error,
         )  # fmt: skip
-        self._host.give_up(
-            self, Leave(self.subscription, self.subscriber, self.session, "crashed")
-        )
+        self._give_up()
         return False, None
+
+    def _give_up(self) -> None:
+        command = Leave(self.subscription, self.subscriber, self.session, "crashed")
+        self._host.give_up(self, command)
 
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -13,10 +13,12 @@ from subscriber import Message, make_table
 from subscriber.session import Assignment
 
 
-def message(position: int, epoch: int = 1, partition: str = "a") -> Message:
+def message(
+    position: int, epoch: int = 1, partition: str = "a", generation: int = 1
+) -> Message:
     assignment = Assignment(epoch, "p", partition, position)
     item: Any = (position, 1, 0, position, 0, 0, b"x", None)
-    return Message(assignment, item, ("orders", "default"))
+    return Message(assignment, item, ("orders", "default", generation))
 
 
 @pytest.fixture
@@ -56,6 +58,11 @@ def test_a_zombie_may_not_write_after_its_successor(database: sqlite3.Connection
     assert message(1, epoch=5).once(database)
     with pytest.raises(StaleAssignment):
         message(2, epoch=4).once(database)
+
+
+def test_a_subscription_that_was_made_again_starts_anew(database: sqlite3.Connection) -> None:
+    assert message(1, epoch=5, generation=1).once(database)
+    assert message(1, epoch=2, generation=2).once(database)
 
 
 def test_a_redelivery_under_a_newer_epoch_is_recognised(database: sqlite3.Connection) -> None:

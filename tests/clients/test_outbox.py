@@ -1,4 +1,5 @@
-"""The publisher's pure half: what is sent, in which order, under which sequences, and when it counts."""
+"""The publisher's pure half: what is sent, in which order, under which sequences, and when it
+counts."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ def test_refused_messages_get_the_error_and_give_their_sequences_back() -> None:
 
 
 def test_near_the_limit_a_call_carries_no_more_than_fits() -> None:
-    """So that with a full channel exactly the first messages in the order of publishing are kept."""
+    """So that with a full channel exactly the first messages in publishing order are kept."""
     box = outbox(batch_count_max=10)
     add(box, "z")
     box.answered(next_call(box), accepted(1, room=3))

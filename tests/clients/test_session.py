@@ -1,4 +1,5 @@
-"""The subscriber's pure half: what it takes, what it starts, what it acks, what it never does twice."""
+"""The subscriber's pure half: what it takes, what it starts, what it acks, what it never does
+twice."""
 
 from __future__ import annotations
 
@@ -128,7 +129,7 @@ def test_a_failed_message_closes_its_assignment_after_what_was_done() -> None:
 
 
 def test_what_was_handled_without_a_confirmed_ack_is_not_handled_again() -> None:
-    """The lease ran out while acks could not be delivered; the work comes back under a new epoch."""
+    """The lease ran out while acks got lost; the work comes back under a new epoch."""
     session = Session()
     session.receive(batch((1, "a", 1, 4)))
     (taken,) = session.take(1)

@@ -1,4 +1,4 @@
-"""The subscriber against a real broker in this process: handlers, failures, concurrency, stopping."""
+"""The subscriber against a real broker in this process: handlers, failures, stopping."""
 
 from __future__ import annotations
 

@@ -401,7 +401,7 @@ def test_a_redriven_message_comes_before_everything_that_was_never_handed_out() 
 
 
 def test_after_a_crash_the_suspects_are_tried_one_at_a_time_and_only_the_guilty_is_parked() -> None:
-    """Four messages in flight, the third kills its process each time: 1, 2 and 4 must get through."""
+    """Four messages in flight, the third kills its process: 1, 2 and 4 must get through."""
     driven = Driven(attempts_max=3)
     driven.publish("a", b"1", b"2", b"killer", b"4")
     handled: list[bytes] = []
@@ -425,6 +425,74 @@ def test_after_a_crash_the_suspects_are_tried_one_at_a_time_and_only_the_guilty_
     assert handled == [b"1", b"2", b"4"]
     (parked,) = driven.channel.subscriptions["default"].parked.values()
     assert parked.entry[4] == b"killer" and parked.attempt == 3
+
+
+def test_a_killer_takes_no_innocent_partition_with_it() -> None:
+    """Everything that a dying process held counts as tried; only who kills alone is parked."""
+    driven = Driven(attempts_max=3)
+    for name in "abcde":
+        driven.publish(name, b"killer" if name == "c" else b"innocent")
+    handled: list[str] = []
+    for life in range(20):
+        subscriber = f"s{life}"
+        driven.subscribe(subscriber)
+        dead = False
+        while not dead and (sends := driven.dispatch()):
+            (send,) = sends[subscriber]
+            if b"killer" in bodies_of(send):
+                driven.do(c.Leave("default", subscriber, subscriber + "-1", "crashed"))
+                dead = True
+                continue
+            record = send.delivered
+            handled += [key.partition for key in record.keys]
+            uptos = [first + count - 1 for first, count in zip(record.firsts, record.counts)]
+            driven.do(
+                c.Ack("default", subscriber, subscriber + "-1", list(record.epochs), uptos)
+            )
+        if not dead:
+            break
+    assert sorted(handled) == ["a", "b", "d", "e"]
+    (parked,) = driven.channel.subscriptions["default"].parked.values()
+    assert parked.entry[4] == b"killer"
+    assert life == 3, "three deaths, and then peace"
+
+
+def test_a_message_on_trial_is_handled_with_nothing_else_beside_it() -> None:
+    driven = Driven(attempts_max=2)
+    driven.subscribe("s0")
+    driven.publish("a", b"suspect")
+    driven.dispatch()
+    driven.do(c.Leave("default", "s0", "s0-1", "crashed"))
+    driven.subscribe("s1")
+    driven.publish("b", b"other")
+    (trial,) = driven.dispatch()["s1"]
+    assert bodies_of(trial) == [b"suspect"]
+    driven.publish("c", b"more")
+    assert driven.dispatch() == {}
+    driven.ack("s1", trial.delivered.epochs[0], 1)
+    (rest,) = driven.dispatch()["s1"]
+    assert sorted(bodies_of(rest)) == [b"more", b"other"]
+
+
+def test_a_trial_waits_for_a_subscriber_to_become_empty_while_the_others_go_on() -> None:
+    driven = Driven(attempts_max=2)
+    driven.subscribe("s0")
+    driven.publish("a", b"suspect")
+    driven.dispatch()
+    for name in ("s1", "s2"):
+        driven.subscribe(name)
+    driven.publish("b", b"1", b"2")
+    driven.publish("c", b"3", b"4")
+    held = {name: sends[0].delivered for name, sends in driven.dispatch().items()}
+    driven.do(c.Leave("default", "s0", "s0-1", "crashed"))
+    assert driven.dispatch() == {}, "both have work"
+    driven.publish("d", b"5", b"6")
+    busy = driven.dispatch()
+    assert len(busy) == 1, "one of them is kept free"
+    (free,) = set(held) - set(busy)
+    record = held[free]
+    driven.ack(free, record.epochs[0], 2)
+    assert bodies_of(driven.dispatch()[free][0]) == [b"suspect"]
 
 
 def test_a_clean_leave_counts_no_attempt() -> None:
@@ -522,6 +590,32 @@ def test_a_subscriber_that_joins_gets_a_fair_share_of_what_is_not_started() -> N
     assert len(held_by(driven, "s1")) == len(held_by(driven, "s2")) == 2
     driven.do(c.Tick())
     assert len(kinds(driven, "Recalled")) == 1, "no ping-pong"
+
+
+def test_single_messages_are_recalled_from_a_subscriber_that_makes_no_progress() -> None:
+    """As with one partition per customer: nothing more to come in any line, but nothing moves."""
+    driven = Driven(recall_after_ms=200)
+    driven.subscribe("stuck")
+    for name in "abcdef":
+        driven.publish(name, b"x")
+    driven.dispatch()
+    driven.subscribe("idle")
+    driven.do(c.Tick())
+    assert not kinds(driven, "Recalled"), "it may well be about to settle them"
+    driven.now_ms += 200
+    driven.do(c.Tick())
+    (recalled,) = kinds(driven, "Recalled")
+    assert len(recalled.epochs) == 3  # type: ignore[union-attr]
+
+
+def test_a_heartbeat_of_a_subscriber_that_is_away_asks_it_to_subscribe_again() -> None:
+    driven = Driven()
+    driven.subscribe("s")
+    driven.do(c.Start("boot"))
+    with pytest.raises(NotSubscribed, match="subscribe again"):
+        driven.do(c.Heartbeat("default", "s", "s-1"))
+    driven.subscribe("s")
+    driven.do(c.Heartbeat("default", "s", "s-1"))
 
 
 # The queues' crash, subscriptions, limits.

@@ -109,7 +109,7 @@ class Child:
             facts = [note[name] for name in Seen._fields[1:7]]
             if note["event"] == "start":
                 open_runs[tuple(facts)] = len(runs)
-                runs.append(Seen(self.name, *facts, note["at"], None, note["body"]))
+                runs.append(Seen._make([self.name, *facts, note["at"], None, note["body"]]))
             else:
                 at = open_runs.pop(tuple(facts))
                 runs[at] = runs[at]._replace(finish=note["at"])
@@ -255,7 +255,10 @@ class Stage:
             return group if shown == wanted else None
 
         shown: dict[str, Any] = {}
-        return poll(reached, deadline_s, f"{wanted} of channel {channel}; it shows {shown}")
+        try:
+            return poll(reached, deadline_s, f"{wanted} of channel {channel}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it shows {shown}") from None
 
     def settled(self, count: int, channel: str = CHANNEL, deadline_s: float = DEADLINE_S) -> Any:
         """Wait until so many are acknowledged and nothing is owed."""

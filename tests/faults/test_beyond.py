@@ -1,4 +1,4 @@
-"""Beyond the reference: crashes of the broker, stopped and dying processes, poison, late joiners."""
+"""Beyond the reference: crashed brokers, stopped and dying processes, poison, late joiners."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The publisher's pure half against a broker that fills up, breaks off and forgets, by the thousand.
+"""The publisher's pure half against a broker that fills up, breaks off and forgets.
 
 Seconds of this meet what whole evenings of real crashes do not: each seed is another history of
 limits, lost answers and lost journals' tails.
@@ -103,9 +103,9 @@ def carry(outbox: Outbox, broker: FakeBroker, dice: random.Random, breaks: float
 
 @pytest.mark.parametrize("block", [True, False])
 def test_order_and_outcomes_survive_breaks_and_limits(block: bool) -> None:
-    """However often the connection breaks, the journal loses its tail and the channel is full: every
-    message has one outcome, what was accepted is there once and in the order of publishing."""
-    for seed in range(400):
+    """However often the connection breaks, the journal loses its tail and the channel is full:
+    every message has one outcome, what was accepted is there once and in the order of
+    publishing.""" for seed in range(400):
         dice = random.Random(seed)
         broker = FakeBroker(dice, limit=dice.choice([3, 10, 40]))
         outbox = Outbox(dice.choice([2, 5, 20]), 1 << 20, not block, dice.choice([1, 3]))
@@ -142,7 +142,8 @@ def test_giving_up_answers_every_receipt() -> None:
         broker = FakeBroker(dice, limit=5)
         outbox = Outbox(3, 1 << 20, False, 3)
         places = [
-            outbox.add(f"part-{dice.randint(0, 2)}", b"x", 0, number, 0, None) for number in range(30)
+            outbox.add(f"part-{dice.randint(0, 2)}", b"x", 0, number, 0, None)
+            for number in range(30)
         ]
         try:
             for _ in range(dice.randint(0, 30)):

@@ -58,9 +58,8 @@ def test_02_two_subscribers_share_partitions_equally(stage: Stage) -> None:
     for number in range(40):
         publisher.publish(f"body {number}", f"part-{number % 8}")
     publisher.flush(DEADLINE_S)
-    held = {
-        name: facts["partitions"] for name, facts in stage.until(sub_queues=8)["subscribers"].items()
-    }
+    group = stage.until(sub_queues=8)
+    held = {name: facts["partitions"] for name, facts in group["subscribers"].items()}
     assert held == {"a": 4, "b": 4}
     gate.touch()
     stage.settled(40)

@@ -160,7 +160,7 @@ def test_a_session_that_lives_handles_nothing_twice() -> None:
         for client in clients.values():
             assert len(client.handled) == len(set(client.handled)), (seed, client.name)
             for name in {partition for partition, _ in client.handled}:
-                positions = [position for partition, position in client.handled if partition == name]
+                positions = [position for part, position in client.handled if part == name]
                 assert positions == sorted(positions), (seed, client.name, name)
         assert {place for client in clients.values() for place in client.handled} == published, seed
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from broker.core.policy import Policy
 from broker.errors import (
     BadRequest,
     BrokerUnavailable,
@@ -22,7 +24,8 @@ from broker.errors import (
     MessageTooLarge,
     SequenceGap,
 )
-from broker.pyro_setup import Proxy, invoke
+from broker.pyro_setup import Proxy, invoke, pyro_server
+from broker.remote.daemon import FairleadDaemon
 from broker.remote.exposed import exposed_names
 from broker.server.broker_object import BrokerObject
 from broker.server.channel_object import ChannelObject, SettleObject
@@ -140,7 +143,8 @@ def test_a_callback_that_is_no_address_is_refused(channel: Any, callback: Any) -
 
 
 @pytest.mark.parametrize(
-    "partition", ["", "x" * 201, "nul\0", "line\nbreak", "bell\a", "\ud800", "\u200f", 7, None, b"b"]
+    "partition",
+    ["", "x" * 201, "nul\0", "line\nbreak", "bell\a", "\ud800", "\u200f", 7, None, b"b"],
 )
 def test_bad_ids_are_refused_at_the_edge_and_nothing_is_stored(
     channel: Any, partition: Any
@@ -174,8 +178,6 @@ def test_sizes_are_checked_up_to_the_byte(service: Service) -> None:
 
 
 def test_a_refused_plain_publish_says_what_was_accepted(service: Service) -> None:
-    from broker.core.policy import Policy
-
     service.create_channel("tiny", Policy(pending_count_max=3))
     with Proxy(service.names.lookup("channel.tiny")) as proxy:
         with pytest.raises(ChannelFull) as caught:
@@ -296,3 +298,63 @@ def test_two_subscriptions_each_get_everything(service: Service, names: str) -> 
     for worker in workers:
         worker.close()
     assert got["default"] == got["audit"] == list(range(50))
+
+
+class PlainInbox:
+    """The callback object of a plain script."""
+
+    def __init__(self) -> None:
+        self.received: list[Any] = []
+
+    @pyro_server.expose  # type: ignore[untyped-decorator]
+    def receive(self, messages: list[Any]) -> None:
+        self.received += messages
+
+
+def test_an_idle_plain_subscriber_is_kept_without_heartbeats_and_dropped_when_gone(
+    service: Service,
+) -> None:
+    """It holds nothing, so the broker itself looks whether its daemon still answers."""
+    service.create_channel("quick", Policy(lease_ms=300, send_backoff_ms=20, send_timeout_ms=500))
+    inbox = PlainInbox()
+    daemon = FairleadDaemon(name="plain").start()  # its close cuts the connections at once
+    uri = str(daemon.register(inbox))
+
+    def subscribers() -> dict[str, Any]:
+        found: dict[str, Any] = service.overview()[1]["subscriptions"]["default"]["subscribers"]
+        return found
+
+    with Proxy(service.names.lookup("channel.quick")) as proxy:
+        proxy._pyroSerializer = "serpent"
+        proxy.subscribe("plain", uri)
+        session = subscribers()["plain"]["session"]
+        began = time.monotonic()
+        poll(lambda: time.monotonic() - began > 1.0, 5, "three leases to pass")
+        assert subscribers()["plain"]["session"] == session
+        proxy.publish("p", "a", ["still there"])
+        poll(lambda: len(inbox.received) == 1, 5, "the message to arrive")
+        message = inbox.received[0]
+        proxy.ack("plain", session, message["epoch"], message["position"])
+        daemon.shutdown()
+        poll(lambda: "plain" not in subscribers(), 10, "the vanished subscriber to be dropped")
+
+
+def test_a_text_that_is_none_and_bytes_over_json_reach_plain_subscribers_all_the_same(
+    service: Service,
+) -> None:
+    """A body that its reader cannot carry must not stop the partition or its subscriber."""
+    inbox = PlainInbox()
+    daemon = FairleadDaemon(name="plain").start()
+    uri = str(daemon.register(inbox))
+    with Proxy(service.names.lookup("channel.orders")) as proxy:
+        invoke(
+            proxy, "publish_runs", "p", 0, ["a"], [1], [3], 5, [b"\xff", b"{", b"fine"], None,
+            [1, 2, 0], None, True,
+        )  # fmt: skip
+        proxy._pyroSerializer = "json"
+        session = proxy.subscribe("plain", uri)["session"]
+        poll(lambda: len(inbox.received) == 3, 10, "all three messages to arrive")
+        assert [m["body"]["data"] for m in inbox.received] == ["/w==", "ew==", "ZmluZQ=="]
+        proxy.ack("plain", session, inbox.received[-1]["epoch"], 3)
+        assert proxy.statistics()["subscriptions"]["default"]["acked_total"] == 3
+    daemon.close()

@@ -10,7 +10,8 @@ What lives here, for servers and clients alike:
   with ``code``, ``retriable``, ``definite`` and ``details`` as attributes. (A class that the
   receiver does not know would arrive as Pyro's ``SerializeError``, with our text lost.) A process
   that called ``configure`` gets the very class of ``broker.errors`` back.
-- ``invoke`` and ``ProxyPool``: the calls of our own parts. They raise ``BrokerError`` only.
+- ``invoke``: the calls of our own parts. It raises ``BrokerError`` only. A proxy belongs to the
+  thread that made it: each of our threads makes its own, and none is ever handed on.
 
 What may not: anything about channels or the name server, any import from the project other than
 ``broker.errors``. The rest of the project imports Pyro5 from here, so that the variables
@@ -20,12 +21,8 @@ What may not: anything about channels or the name server, any import from the pr
 from __future__ import annotations
 
 import os
-import socket
-import threading
 import types
-import weakref
 import zlib
-from collections import OrderedDict
 from contextlib import contextmanager, suppress
 from typing import Any, Iterator
 
@@ -66,14 +63,12 @@ with _without_pyro_variables():
 # What the rest of the project uses of Pyro5, it takes from here: then the order of the imports
 # in a file cannot let Pyro5 see the environment.
 __all__ = [
-    "ProxyPool", "configure", "direct_uri", "ensure_configured", "error_to_wire", "invoke",
-    "release_thread_proxies", "restore", "thread_proxy",
+    "configure", "direct_uri", "ensure_configured", "error_to_wire", "invoke", "restore",
     "Proxy", "config", "core", "current_context", "protocol", "pyro_errors", "pyro_nameserver",
     "pyro_server", "serializers", "socketutil",
 ]
 
 MARSHAL_ID: int = serializers.MarshalSerializer.serializer_id
-PROXIES_PER_THREAD_MAX = 64
 DETAILS_DEPTH_MAX = 8
 
 # The name under which our errors travel. Pyro5 itself writes "builtins.RuntimeError" and reads
@@ -302,129 +297,6 @@ def _fault(error: BaseException) -> str:
     if isinstance(error, (pyro_errors.CommunicationError, OSError)):
         return "unreachable"
     return "other"
-
-
-# --- Proxies -------------------------------------------------------------------------------------
-
-
-class ProxyPool:
-    """One proxy per process, thread and URI: a Pyro5 proxy belongs to the thread that made it.
-
-    A thread's proxies end with the thread, with ``release``, or with ``close``. After a fork the
-    child lets go of its parent's connections without a word to the peer.
-    """
-
-    def __init__(self, timeout_s: float | None = None) -> None:
-        ensure_configured()
-        self._timeout_s = timeout_s
-        self._local = threading.local()
-        self._lock = threading.Lock()
-        # By id: proxies compare equal by URI, so a set would keep one per URI only.
-        self._all: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self._closed = False
-        _pools.add(self)
-
-    def get(self, uri: str, timeout_s: float | None = None) -> Any:
-        """This thread's proxy for a ``PYRO:`` URI; not connected before its first call."""
-        mine = self._mine()
-        proxy = mine.get(uri)
-        if proxy is None:
-            proxy = self._add(mine, uri)
-        else:
-            mine.move_to_end(uri)
-        wanted = timeout_s or self._timeout_s or config.COMMTIMEOUT
-        if proxy._pyroTimeout != wanted:
-            proxy._pyroTimeout = wanted
-        return proxy
-
-    def release(self, uri: str | None = None) -> None:
-        """Close this thread's connection to ``uri``, or all of this thread's connections."""
-        mine = self._mine()
-        for each in [uri] if uri is not None else list(mine):
-            proxy = mine.pop(each, None)
-            if proxy is not None:
-                proxy._pyroRelease()
-
-    def close(self) -> None:
-        """End the connections of all threads. A call under way in another one fails at once."""
-        with self._lock:
-            self._closed = True
-            others = list(self._all.values())
-        self.release()
-        for proxy in others:
-            connection = proxy._pyroConnection
-            if connection is not None:
-                # Only shut down: the number of the socket stays its owner's until it lets go.
-                with suppress(OSError):
-                    connection.sock.shutdown(socket.SHUT_RDWR)
-
-    def _mine(self) -> OrderedDict[str, Any]:
-        mine: OrderedDict[str, Any] | None = getattr(self._local, "proxies", None)
-        if mine is None:
-            mine = self._local.proxies = OrderedDict()
-        return mine
-
-    def _add(self, mine: OrderedDict[str, Any], uri: str) -> Any:
-        if not uri.startswith("PYRO:"):
-            raise BadRequest(f"{uri} is no PYRO: address; look the name up first")
-        try:
-            proxy = Proxy(uri)
-        except pyro_errors.PyroError as error:
-            raise BadRequest(f"{uri} is no valid address: {error}") from None
-        with self._lock:
-            if self._closed:
-                raise BrokerUnavailable(
-                    f"proxy for {uri}: the pool is closed", fault="closed", sent=False
-                )
-            self._all[id(proxy)] = proxy
-        mine[uri] = proxy
-        if len(mine) > PROXIES_PER_THREAD_MAX:
-            mine.popitem(last=False)[1]._pyroRelease()
-        return proxy
-
-    def _forget_parent(self) -> None:
-        """In a forked child: close our copies of the sockets, leave the connections alone."""
-        for proxy in list(self._all.values()):
-            connection = proxy._pyroConnection
-            if connection is not None:
-                connection.keep_open = True  # its close would shut the parent's connection down
-                with suppress(OSError):
-                    connection.sock.close()
-        self._lock = threading.Lock()
-        self._local = threading.local()
-        self._all = weakref.WeakValueDictionary()
-
-
-_pools: weakref.WeakSet[ProxyPool] = weakref.WeakSet()
-_shared: ProxyPool | None = None
-_shared_lock = threading.Lock()
-
-
-def _after_fork() -> None:
-    global _shared_lock
-    _shared_lock = threading.Lock()
-    for pool in list(_pools):
-        pool._forget_parent()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
-def thread_proxy(uri: str, timeout_s: float | None = None) -> Any:
-    """This thread's proxy for ``uri`` from the pool that the whole process shares."""
-    global _shared
-    if _shared is None:
-        with _shared_lock:
-            if _shared is None:
-                _shared = ProxyPool()
-    return _shared.get(uri, timeout_s)
-
-
-def release_thread_proxies() -> None:
-    """Close what ``thread_proxy`` has opened in this thread."""
-    if _shared is not None:
-        _shared.release()
 
 
 def direct_uri(name: str, host: str, port: int) -> str:

@@ -9,8 +9,10 @@ as long as more is waiting to be sent: its messages are confirmed by a later ans
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from types import TracebackType
 from typing import Any, Sequence
@@ -112,6 +114,7 @@ class Publisher:
             target=self._run, name=f"publisher-{publisher}", daemon=True
         )
         self._thread.start()
+        _live.add(self)
 
     # What users call.
 
@@ -261,6 +264,18 @@ class Publisher:
         """The epoch of this publisher: it rises each time the id is opened."""
         assert self._epoch is not None
         return self._epoch
+
+    def _end_in_child(self) -> None:
+        """In a forked child: there is no sender here, and the connection is the parent's."""
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._room = threading.Condition(lock)
+        self._resolved = threading.Condition(lock)
+        self._closing = True
+        self._failure = BadRequest(
+            f"publisher {self.publisher} was opened before a fork and belongs to the parent; open "
+            "one in the child, under an id of its own"
+        )
 
     # Under the condition.
 
@@ -468,6 +483,18 @@ class Publisher:
             self._outbox.fail(error)
             self._errors.append(error)
             self._tell()
+
+
+_live: weakref.WeakSet[Publisher] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for publisher in list(_live):
+        publisher._end_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _folded(values: list[int]) -> list[int] | int:

@@ -103,9 +103,9 @@ def carry(outbox: Outbox, broker: FakeBroker, dice: random.Random, breaks: float
 
 @pytest.mark.parametrize("block", [True, False])
 def test_order_and_outcomes_survive_breaks_and_limits(block: bool) -> None:
-    """However often the connection breaks, the journal loses its tail and the channel is full:
-    every message has one outcome, what was accepted is there once and in the order of
-    publishing.""" for seed in range(400):
+    """However often the connection breaks, the journal loses its tail and the channel is full, a
+    message has one outcome; what was accepted is there once, in the order of publishing."""
+    for seed in range(400):
         dice = random.Random(seed)
         broker = FakeBroker(dice, limit=dice.choice([3, 10, 40]))
         outbox = Outbox(dice.choice([2, 5, 20]), 1 << 20, not block, dice.choice([1, 3]))

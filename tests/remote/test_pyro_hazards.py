@@ -27,7 +27,6 @@ from broker import errors, pyro_setup
 from broker.errors import BadRequest, BrokerError, BrokerUnavailable, InternalError
 from broker.pyro_setup import (
     Proxy,
-    ProxyPool,
     config,
     current_context,
     invoke,
@@ -35,7 +34,6 @@ from broker.pyro_setup import (
     pyro_errors,
     pyro_server,
     serializers,
-    thread_proxy,
 )
 from broker.remote.daemon import FairleadDaemon
 from broker.remote.exposed import caller_host, exposed_names, remote
@@ -120,7 +118,8 @@ class Service:
     @remote
     def relay(self):
         current_context.annotations.setdefault("TEST", b"")
-        return invoke(thread_proxy(self.other), "seen_annotations")
+        with Proxy(self.other) as proxy:
+            return invoke(proxy, "seen_annotations")
 
     @remote
     def big(self, size):
@@ -137,7 +136,6 @@ def settings():
     yield
     current_context.annotations = {}
     current_context.response_annotations = {}
-    pyro_setup.release_thread_proxies()
 
 
 @pytest.fixture
@@ -592,77 +590,23 @@ def test_h15_a_real_interrupt_passes_and_the_connection_is_dropped(proxy, monkey
     assert invoke(proxy, "echo", 2) == 2
 
 
-def test_h17_every_thread_has_its_own_proxy(daemon):
-    uri = f"PYRO:service@{daemon.locationStr}"
-    pool = ProxyPool(timeout_s=1.5)
-    found = []
-
-    def work():
-        proxy = pool.get(uri)
-        assert proxy is pool.get(uri) and proxy._pyroTimeout == 1.5
-        found.append((proxy, invoke(proxy, "echo", 1)))
-        both.wait(5)
-
-    both = threading.Barrier(3)
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    both.wait(5)
-    for thread in threads:
-        thread.join()
-    assert [answer for _, answer in found] == [1, 1] and found[0][0] is not found[1][0]
-    found.clear()
-    gc.collect()
-    assert wait_until(lambda: daemon.connection_count == 0), "they end with their threads"
-    pool.close()
-    with pytest.raises(BrokerUnavailable):
-        pool.get(uri)
-
-
-def test_h17_closing_the_pool_fails_the_calls_of_other_threads_at_once(daemon, service):
-    pool = ProxyPool(timeout_s=30)
+def test_h17_a_proxy_of_another_thread_is_refused_before_anything_is_sent(daemon):
+    proxy = Proxy(f"PYRO:service@{daemon.locationStr}")
+    assert invoke(proxy, "echo", 1) == 1
     failed = []
 
     def work():
         try:
-            invoke(pool.get(f"PYRO:service@{daemon.locationStr}"), "wait")
-        except BrokerUnavailable as error:
-            failed.append(error.details["fault"])
+            invoke(proxy, "echo", 2)
+        except BrokerError as error:
+            failed.append(error)
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert service.entered.wait(5)
-    pool.close()
     thread.join(5)
-    assert failed == ["closed"]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_h17_a_forked_child_leaves_its_parents_connection_alone(daemon):
-    script = textwrap.dedent(f"""
-        import os, sys
-        from broker.pyro_setup import invoke, thread_proxy
-        uri = "PYRO:service@{daemon.locationStr}"
-        parent = thread_proxy(uri)
-        assert invoke(parent, "echo", 1) == 1
-        connection = parent._pyroConnection
-        child = os.fork()
-        if not child:
-            mine = thread_proxy(uri)
-            ok = mine is not parent and invoke(mine, "echo", 2) == 2
-            del parent, connection
-            os._exit(0 if ok else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert invoke(parent, "echo", 3) == 3 and parent._pyroConnection is connection
-    """)
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=20)
-
-
-def test_a_pool_refuses_addresses_that_need_a_search():
-    with pytest.raises(BadRequest):
-        ProxyPool().get("PYRONAME:channel.orders")
-    with pytest.raises(BadRequest):
-        ProxyPool().get("PYRO:nonsense")
+    assert len(failed) == 1 and failed[0].details.get("sent") is not True
+    assert invoke(proxy, "echo", 3) == 3
+    proxy._pyroRelease()
 
 
 def test_h20_a_class_is_not_registered(daemon):

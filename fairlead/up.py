@@ -247,8 +247,16 @@ class Life:
             threading.Thread(target=self._watch, args=(stopped,), daemon=True).start()
 
     def wait(self) -> None:
-        """Wait for the first reason to end."""
-        self._ended.get()
+        """Wait for the first reason to end.
+
+        Looking up now and then: the system may hand a signal to any thread, Python runs its handler
+        only in this one, and a wait without a limit would not notice that there is one to run.
+        """
+        while True:
+            try:
+                return self._ended.get(timeout=0.5)
+            except queue.Empty:
+                continue
 
     def _watch(self, stopped: threading.Event) -> None:
         stopped.wait()

@@ -300,7 +300,9 @@ class ChannelHost:
                 self._restore_at_ms = None
                 self._execute(c.RestoreQueues())
                 for link in self._links.values():
-                    self._resend(link)
+                    # A plain script has no session that recognises what it has received before.
+                    if not link.plain:
+                        self._resend(link)
             self._execute(c.Tick())
             if any(
                 (due := group.queue.next_due_ms()) is not None and due <= now_ms
@@ -315,7 +317,8 @@ class ChannelHost:
         with self._lock:
             reply, _ = self._execute(c.KillQueues())
             for link in self._links.values():
-                link.queue.clear()
+                if not link.plain:
+                    link.queue.clear()
             self._restore_at_ms = self._clock.now_ms() + restore_after_ms
             return reply
 

@@ -400,6 +400,18 @@ def test_a_redriven_message_comes_before_everything_that_was_never_handed_out() 
     assert bodies_of(send) == [b"1"] and send.delivered.firsts == [2], "under a new position"
 
 
+def test_what_is_redriven_may_go_over_the_limit_for_new_messages() -> None:
+    """Found by the state machine: parked messages make room, and come back when it is used."""
+    driven = Driven(attempts_max=1, pending_count_max=2)
+    driven.subscribe("s", prefetch=1)
+    driven.publish("a", b"1", b"2")
+    nack(driven)
+    assert driven.publish("a", b"3")["accepted"] == 1
+    driven.do(c.Redrive("default"))
+    assert driven.channel.unsettled() == 3
+    assert driven.publish("a", b"4")["refused"] == 1
+
+
 def test_after_a_crash_the_suspects_are_tried_one_at_a_time_and_only_the_guilty_is_parked() -> None:
     """Four messages in flight, the third kills its process: 1, 2 and 4 must get through."""
     driven = Driven(attempts_max=3)

@@ -206,7 +206,7 @@ def measure_fairlead(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=400_000, help="messages per measurement")
+    parser.add_argument("--count", type=int, default=1_000_000, help="messages per measurement")
     parser.add_argument("--batch", type=int, default=100, help="messages per publish call")
     parser.add_argument("--repeat", type=int, default=3, help="measurements of each kind")
     parser.add_argument("--quick", action="store_true", help="one short measurement of each kind")

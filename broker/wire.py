@@ -62,13 +62,10 @@ def check_id(value: Any, what: str) -> str:
 
 def check_ids(values: Sequence[Any], what: str) -> None:
     """:func:`check_id` for a whole column, in a few C calls when all is well."""
-    if (
-        set(map(type, values)) <= _strs
-        and all(map(str.isprintable, values))
-        and all(values)
-        and max(map(len, values), default=0) <= ID_LENGTH_MAX
-    ):
-        return
+    if set(map(type, values)) <= _strs and all(map(str.isprintable, values)):
+        lengths = set(map(len, values))
+        if not lengths or (min(lengths) > 0 and max(lengths) <= ID_LENGTH_MAX):
+            return
     for value in values:
         check_id(value, what)
 
@@ -168,7 +165,8 @@ def expand(firsts: Sequence[int], counts: Sequence[int]) -> Sequence[int]:
 def _check_bodies(policy: Policy, bodies: Sequence[Any]) -> int:
     if not set(map(type, bodies)) <= _bytes:
         raise BadRequest("bodies in columns must be bytes; their format says how to read them")
-    longest, size = max(map(len, bodies)), sum(map(len, bodies))
+    lengths = list(map(len, bodies))
+    longest, size = max(lengths), sum(lengths)
     if longest > policy.message_bytes_max:
         raise MessageTooLarge(
             f"a body of {longest} bytes is refused: the channel's limit is "

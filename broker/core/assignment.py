@@ -245,11 +245,9 @@ def apply_delivered(channel: Channel, record: Delivered) -> None:
         line.delivered = upto = first + count - 1
         end = line.head + upto - line.settled
         messages = line.messages
-        if upto > line.handed:
-            line.handed = upto
-            timestamp = messages[end - 1][0]
-            if timestamp > line.last_timestamp:
-                line.last_timestamp = timestamp
+        timestamp = messages[end - 1][0]
+        if timestamp > line.last_timestamp:
+            line.last_timestamp = timestamp
         if line.urgent is not None:
             line.remove_urgent(messages[end - count : end])
         if end < len(messages) or line in hungry:

@@ -76,7 +76,8 @@ def _check_subscription(channel: Channel, subscription: Subscription) -> None:
 
 def _check_line(channel: Channel, line: Line) -> None:
     _demand(
-        0 <= line.settled <= line.delivered <= line.handed <= line.settled + line.unsettled,
+        0 <= line.settled <= line.delivered
+        and max(line.handed, line.delivered) <= line.settled + line.unsettled,
         "positions in order", line,
     )  # fmt: skip
     _demand(
@@ -84,7 +85,7 @@ def _check_line(channel: Channel, line: Line) -> None:
         "a line has an owner exactly while messages of it are in flight", line,
     )  # fmt: skip
     _demand(line.epoch <= channel.epoch, "epochs come from one rising counter", line)
-    waiting = line.messages[line.head + line.handed - line.settled :]
+    waiting = line.messages[line.first_unfixed :]
     ordered = [entry for entry in waiting if entry[0] >= line.last_timestamp]
     _demand(ordered == sorted(ordered), "waiting messages are in order", line)
     sequences = [entry[1] for entry in line.messages[line.head :]]

@@ -9,7 +9,7 @@ the references to the messages that the subscription has not settled. Positions 
     1 .. settled            done, forgotten
     settled+1 .. delivered  in the owner's sub-queue
     delivered+1 .. handed   were handed out once and came back; their order is fixed
-    handed+1 ..             waiting, sorted by (timestamp, sequence)
+    after both              waiting, sorted by (timestamp, sequence)
 
 ``messages[head]`` is position settled+1.
 """
@@ -94,6 +94,11 @@ class Line:
         """How many of them are in the owner's sub-queue."""
         return self.delivered - self.settled
 
+    @property
+    def first_unfixed(self) -> int:
+        """The index in ``messages`` of the first one that was never handed out."""
+        return self.head + max(self.handed, self.delivered) - self.settled
+
     def add(self, entries: list[Entry]) -> None:
         """Take accepted messages, in the order of their sequences, into the order of the line."""
         messages = self.messages
@@ -106,7 +111,7 @@ class Line:
                 return
         self.irregular = True
         # Only what was never handed out is sorted: an older message that comes too late is next.
-        low = self.head + self.handed - self.settled
+        low = self.first_unfixed
         for entry in entries:
             insort(messages, entry, low)
 
@@ -176,6 +181,7 @@ class Line:
             entry[PRIORITY] for entry in self.entries(first, self.delivered - first + 1)
         ):
             self.add_urgent(self.entries(first, self.delivered - first + 1))
+        self.handed = max(self.handed, self.delivered)
         self.delivered = first - 1
 
     def forget_attempts(self) -> None:

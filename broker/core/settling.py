@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Iterable
 
 from broker.core.assignment import recall_of
 from broker.core.commands import Ack, Decision, HandBack, Nack, Redrive
-from broker.core.message import PRIORITY, PartitionKey
+from broker.core.message import BODY, PRIORITY, PartitionKey
 from broker.core.partition import Line
 from broker.core.records import (
     Acked,
@@ -133,7 +133,20 @@ def apply_acked(channel: Channel, record: Acked) -> None:
     if lines is None:
         lines = [held[epoch] for epoch in record.epochs]
     size = 0
+    totals = subscription.totals
     for line, count in zip(lines, record.counts):
+        messages = line.messages
+        if count == 1 == len(messages) and not line.suspect_upto and not line.recalled:
+            # The only message of its line, as with a partition per customer: what settle and
+            # release would do, in short.
+            size += len(messages[0][BODY])
+            messages.clear()
+            line.settled += 1
+            line.irregular = False
+            line.owner = None
+            del held[line.epoch]
+            totals.queues_disposed += 1
+            continue
         size += line.settle(count)
         if line.settled == line.delivered:
             release(line, queue, record.at_ms)
@@ -143,7 +156,7 @@ def apply_acked(channel: Channel, record: Acked) -> None:
     queue.seen_ms = queue.progress_ms = record.at_ms
     subscription.pending_count -= total
     subscription.pending_bytes -= size
-    subscription.totals.acked += total
+    totals.acked += total
     if record.delays:
         _apply_delays(channel, subscription, queue, record)
 
@@ -287,7 +300,6 @@ def _drop_head(subscription: Subscription, line: Line) -> None:
     if line.urgent is not None and entry[PRIORITY]:
         line.remove_urgent([entry])
     line.delivered += 1
-    line.handed = max(line.handed, line.delivered)
     subscription.pending_bytes -= line.settle(1)
     subscription.pending_count -= 1
 
@@ -375,7 +387,7 @@ def apply_redriven(channel: Channel, record: Redriven) -> None:
     keys = [(record.key, position) for position in record.positions]
     entries = [subscription.parked.pop(key).entry for key in keys if key in subscription.parked]
     if not record.dropped and entries:
-        start = line.head + line.handed - line.settled
+        start = line.first_unfixed
         line.messages[start:start] = entries
         line.irregular = True
         line.add_urgent(entries)

@@ -50,8 +50,8 @@ class RecordingSubscriber(Subscriber):
         super().__init__(subscriber, channel, **options)
         self._recorder = recorder
 
-    def _receive(self, batch: dict[str, Any]) -> None:
-        super()._receive(batch)
+    def received(self, batch: dict[str, Any]) -> None:
+        """Note what has arrived, run by run."""
         publishers = batch["publishers"]
         counts = batch["counts"]
         names = [publishers] * len(counts) if isinstance(publishers, str) else publishers
@@ -62,10 +62,9 @@ class RecordingSubscriber(Subscriber):
         )  # fmt: skip
         self._recorder.note("received", runs=[list(run) for run in runs])
 
-    def _recall(self, epochs: list[int]) -> list[int]:
-        uptos = super()._recall(epochs)
+    def recalled(self, epochs: list[int], uptos: list[int]) -> None:
+        """Note what is given back."""
         self._recorder.note("recalled", epochs=list(epochs), uptos=uptos)
-        return uptos
 
 
 class Mood:

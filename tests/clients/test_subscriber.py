@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from broker.errors import BadRequest, BrokerUnavailable, SubscriberReplaced
 from broker.server.service import Service, Settings
 from publisher import Publisher
 from subscriber import Message, Subscriber
+from subscriber.session import Assignment
+from subscriber.shared import Shared
+from subscriber.workers import Workers
 from tests.processes import free_port, poll
 
 POLICY = Policy(backoff_ms=20, lease_ms=3_000, send_backoff_ms=20)
@@ -176,7 +180,7 @@ def test_a_second_subscriber_with_the_same_id_ends_the_first(names: str) -> None
 
     thread = threading.Thread(target=run)
     thread.start()
-    poll(lambda: first._settle_uri is not None, 10, "the first to be subscribed")
+    poll(lambda: first.subscribed, 10, "the first to be subscribed")
     second = Subscriber("same", "orders", name_server=names)
     second.handler(lambda message: None)
     with second:
@@ -215,3 +219,117 @@ def test_a_handler_that_is_long_at_work_keeps_its_lease(service: Service, names:
     worker.run(count=2, signals=False)
     assert attempts == [1, 1]
     assert group_of(service)["redelivered_total"] == 0
+
+
+def test_it_tells_whether_it_is_subscribed_and_whether_it_is_stopping(names: str) -> None:
+    worker = Subscriber("w", "orders", name_server=names)
+    worker.handler(lambda message: None)
+    assert not worker.subscribed and not worker.stopping
+    with worker:
+        assert worker.subscribed and not worker.stopping
+        worker.stop()
+        assert worker.stopping
+    assert not worker.subscribed and worker.stopping
+
+
+def test_a_subclass_can_watch_what_is_received_and_recalled(names: str) -> None:
+    seen: list[tuple[list[int], list[int]]] = []
+
+    class Watching(Subscriber):
+        def received(self, batch: dict[str, Any]) -> None:
+            seen.append((batch["firsts"], batch["counts"]))
+
+        def recalled(self, epochs: list[int], uptos: list[int]) -> None:
+            seen.append((epochs, uptos))
+
+    publish(names, 3)
+    worker = Watching("w", "orders", name_server=names)
+    worker.handler(lambda message: None)
+    worker.run(count=3, signals=False)
+    assert sum(sum(counts) for _, counts in seen) == 3
+    seen.clear()
+    assert worker._recall([999]) == [0]
+    assert seen == [([999], [0])]
+
+
+# run(count=): driven by hand, without a broker, because the worst instant is hard to meet.
+
+
+def columns(epoch: int, partition: str, count: int) -> dict[str, Any]:
+    return {
+        "publishers": "p", "partitions": [partition], "firsts": [1], "counts": [count],
+        "epochs": [epoch], "attempts": None, "timestamps": 1, "sequences": [1],
+        "priorities": None, "formats": 0, "bodies": [b"x"] * count, "extras": None,
+    }  # fmt: skip
+
+
+def counting(count: int) -> tuple[Shared, Workers, list[str]]:
+    shared = Shared("w", "orders", "default", prefetch=10, concurrency=2, timeout_s=1.0)
+    shared.count_max, shared.lease_until = count, time.monotonic() + 1_000.0
+    handled: list[str] = []
+    shared.handler = lambda message: handled.append(message.partition)
+    return shared, Workers(shared), handled
+
+
+def test_a_message_recalled_before_its_start_is_taken_back_from_the_count() -> None:
+    shared, workers, handled = counting(1)
+    shared.session.receive(columns(1, "gone", 2))
+    (assignment,) = shared.session.take(1)
+    shared.session.recall([1])
+    assignment.items.append((1, 1, 1, 1, 0, 0, b"x", None))  # was in its hand already
+    assert workers.handle_all(assignment)
+    assert (handled, shared.begun, shared.stopping.is_set()) == ([], 0, False)
+
+
+def test_a_message_that_vanishes_before_the_grasp_is_taken_back_from_the_count() -> None:
+    shared, workers, handled = counting(1)
+
+    class Vanishing(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            raise IndexError(index)
+
+    assignment = Assignment(1, "p", "gone", 1)
+    assignment.items = Vanishing([None])
+    assert workers.handle_all(assignment)
+    assert (handled, shared.begun, shared.stopping.is_set()) == ([], 0, False)
+
+
+def test_a_counted_run_does_not_end_while_one_that_was_begun_may_come_back() -> None:
+    """One of two waits for the lease; the other one is handled; the first is then lost. The count
+    is made full by a third one: neither too early nor never."""
+    shared, workers, handled = counting(2)
+    shared.lease_until = 0.0  # so the first one waits to hear whether it is still ours
+    shared.session.receive(columns(1, "waits", 1))
+    (waits,) = shared.session.take(1)
+    waiting = threading.Thread(target=workers.handle_all, args=(waits,))
+    waiting.start()
+    poll(shared.check_now.is_set, 10, "the first to wait for the lease")
+    with shared.changed:  # and nobody is told: the first goes on waiting for a moment
+        shared.lease_until = time.monotonic() + 1_000.0
+        shared.session.lose([1])
+        shared.session.receive(columns(2, "second", 1))
+        (second,) = shared.session.take(1)
+    assert workers.handle_all(second)
+    assert not shared.stopping.is_set()
+    waiting.join(10)
+    shared.session.receive(columns(3, "third", 1))
+    workers.work()  # returns because the count is full
+    assert handled == ["second", "third"]
+    assert shared.stopping.is_set() and shared.begun == 2
+
+
+def test_a_worker_waits_while_all_of_the_count_are_begun() -> None:
+    """It does not take and put back over and over; when one comes back it goes on."""
+    shared, workers, handled = counting(1)
+    takes: list[int] = []
+    take = shared.session.take
+    shared.session.take = lambda count: takes.append(count) or take(count)  # type: ignore
+    shared.session.receive(columns(1, "next", 1))
+    assert shared.count_begun()  # by another worker
+    thread = threading.Thread(target=workers.work)
+    thread.start()
+    poll(shared.settle_now.is_set, 10, "the worker to wait")
+    assert takes == [] and handled == []
+    shared.count_back()
+    thread.join(10)
+    assert handled == ["next"] and shared.stopping.is_set()

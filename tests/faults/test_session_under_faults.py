@@ -14,8 +14,9 @@ from broker.core import commands as c
 from broker.core import records as r
 from broker.errors import NotSubscribed
 from broker.wire import delivery_columns
-from subscriber import Subscriber
 from subscriber.session import Assignment, Session
+from subscriber.shared import Shared
+from subscriber.workers import Workers
 from tests.builders import Driven
 
 Place = tuple[str, int]
@@ -192,25 +193,26 @@ def test_a_fenced_ack_does_not_count_as_a_confirmation() -> None:
 
 def test_a_recall_between_two_messages_does_not_end_the_worker() -> None:
     """What the worker is about to take may be handed back at any instant, also at the worst one."""
-    worker = Subscriber("worker", "orders")
+    shared = Shared("worker", "orders", "default", prefetch=9, concurrency=1, timeout_s=1.0)
     handled: list[int] = []
-    worker.handler(lambda message: handled.append(message.position))
-    worker._lease_until = time.monotonic() + 1_000.0
-    worker._session.receive(batch(epoch=1, first=1, count=3))
-    (assignment,) = worker._session.take(1)
+    shared.handler = lambda message: handled.append(message.position)
+    shared.lease_until = time.monotonic() + 1_000.0
+    shared.session.receive(batch(epoch=1, first=1, count=3))
+    (assignment,) = shared.session.take(1)
 
     class Interrupting:
         """Lets a recall in just before the second message is taken."""
 
         def is_set(self) -> bool:
             if handled and not assignment.closed:
-                assert worker._recall([1]) == [1]
+                with shared.changed:
+                    assert shared.session.recall([1]) == [1]
             return False
 
         def set(self) -> None:
             """The subscriber would end."""
             raise AssertionError("the subscriber was ended")
 
-    worker._stopping = Interrupting()  # type: ignore[assignment]
-    assert worker._handle_all(assignment)
+    shared.stopping = Interrupting()  # type: ignore[assignment]
+    assert Workers(shared).handle_all(assignment)
     assert handled == [1]

@@ -80,7 +80,8 @@ def subscriber(settings: dict[str, Any]) -> None:
         recorder.message("finish", message)
 
     def note_stopping() -> None:
-        worker._stopping.wait()
+        while not worker.stopping:
+            time.sleep(PAUSE_S)
         recorder.note("stopping")
 
     threading.Thread(target=note_stopping, daemon=True).start()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,24 +16,14 @@ from broker.errors import (
     PublisherClosed,
     PublisherFenced,
 )
-from broker.server.service import Service, Settings
+from broker.server.service import Service
 from publisher import Publisher
+from tests.conftest import Serve
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    settings = Settings(
-        store=str(tmp_path / "store.db"), name_server_port=0, channels=["orders"],
-        policy=Policy(pending_count_max=5_000, message_bytes_max=1_000),
-    )  # fmt: skip
-    running = Service(settings).start()
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def names(service: Service) -> str:
-    return f"127.0.0.1:{service.names.port}"
+def service(serve: Serve) -> Service:
+    return serve(policy=Policy(pending_count_max=5_000, message_bytes_max=1_000))
 
 
 def statistics(service: Service) -> dict[str, Any]:

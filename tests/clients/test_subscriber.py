@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from broker.core.policy import Policy
 from broker.errors import BadRequest, BrokerUnavailable, SubscriberReplaced
-from broker.server.service import Service, Settings
+from broker.server.service import Service
 from publisher import Publisher
 from subscriber import Message, Subscriber
 from subscriber.session import Assignment
 from subscriber.shared import Shared
 from subscriber.workers import Workers
+from tests.conftest import Serve
 from tests.processes import free_port, poll
 
 POLICY = Policy(backoff_ms=20, lease_ms=3_000, send_backoff_ms=20)
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    settings = Settings(
-        store=str(tmp_path / "store.db"), name_server_port=0, channels=["orders"], policy=POLICY,
-        tick_s=0.02, durability="flush",
-    )  # fmt: skip
-    running = Service(settings).start()
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def names(service: Service) -> str:
-    return f"127.0.0.1:{service.names.port}"
+def service(serve: Serve) -> Service:
+    return serve(policy=POLICY, tick_s=0.02, durability="flush")
 
 
 def publish(names: str, count: int, partitions: int = 1, **more: Any) -> None:

@@ -29,27 +29,18 @@ from broker.remote.daemon import FairleadDaemon
 from broker.remote.exposed import exposed_names
 from broker.server.broker_object import BrokerObject
 from broker.server.channel_object import ChannelObject, SettleObject
-from broker.server.service import Service, Settings
+from broker.server.service import Service
 from publisher import Publisher
 from subscriber import Subscriber
+from tests.conftest import Serve
 from tests.processes import poll
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[Service]:
-    settings = Settings(
-        store=str(tmp_path / "store.db"), name_server_port=0, channels=["orders"], clients_max=20
-    )
-    running = Service(settings).start()
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def names(service: Service) -> str:
-    return f"127.0.0.1:{service.names.port}"
+def service(serve: Serve) -> Service:
+    return serve(clients_max=20)
 
 
 @pytest.fixture

@@ -70,6 +70,11 @@ def check_ids(values: Sequence[Any], what: str) -> None:
         check_id(value, what)
 
 
+def safe_text(value: Any, length_max: int) -> str:
+    """A text for people, as a reason: cut to a length, and made of valid Unicode."""
+    return str(value)[:length_max].encode("utf-8", "replace").decode()
+
+
 def check_channel_name(value: Any) -> str:
     """A channel name: it becomes part of a name server entry, a file row and a command line."""
     if type(value) is not str or not _CHANNEL_NAME.fullmatch(value):

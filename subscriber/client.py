@@ -28,6 +28,8 @@ from subscriber.settler import Settler
 from subscriber.shared import Handler, Shared
 from subscriber.workers import Workers
 
+KEEPER_END_S = 5.0
+
 
 class Subscriber:
     """Handles the messages of one subscription, competing with the others in it.
@@ -162,12 +164,22 @@ class Subscriber:
         self._shared.stop()
 
     def close(self, timeout: float | None = None) -> None:
-        """Stop, wait for the running handlers (``stop_s``), acknowledge what is done, leave."""
+        """Stop, wait for the running handlers (``stop_s``), acknowledge what is done, leave.
+
+        From inside a handler it only stops: who started the subscriber closes it.
+        """
         self.stop()
+        if threading.current_thread() in self._threads:
+            return
         deadline = time.monotonic() + (self._stop_s if timeout is None else timeout)
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.1, deadline - time.monotonic()))
+        # A handler that outlives this keeps the settler waiting; the keeper must not come back.
+        self._shared.drained.set()
+        self._shared.check_now.set()
+        if self._threads and self._threads[-1] is not threading.current_thread():
+            self._threads[-1].join(KEEPER_END_S)
         self._keeper.leave()
         self._keeper.close_daemon()
 

@@ -108,12 +108,17 @@ class Keeper:
                 # Only what was held before the call: what came since is of the new session.
                 shared.session.lose(before)
                 shared.nacks.clear()
+            made_anew = shared.origin[2] not in (0, reply["generation"])
+            if made_anew:
+                shared.session.forget()
             shared.policy = Policy.from_dict(reply["policy"])
             shared.origin = (shared.channel, shared.subscription, reply["generation"])
             shared.settle_uri = reply["settle"]
             shared.changed.notify_all()
         shared.renew(began)
         shared.settle_now.set()
+        if made_anew:
+            self._subscribe()  # what came before we knew is sent again to the same session
 
     def _open_daemon(self, channel_uri: str) -> None:
         host = _local_address(channel_uri)
@@ -157,6 +162,8 @@ class Keeper:
             try:
                 if proxy is None:
                     proxy = self._settle_proxy(again=attempt > 0)
+                    if shared.drained.is_set():
+                        break  # closed meanwhile
                 self._heartbeat(proxy)
                 broken_since, attempt = None, 0
             except NotSubscribed:

@@ -14,7 +14,7 @@ the ack was lost.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import Any, Sequence
 
 from broker.wire import expand
@@ -23,6 +23,7 @@ from broker.wire import expand
 Item = tuple[int, int, int, int, int, int, bytes, "dict[str, Any] | None"]
 
 CLOSED_COUNT_MAX = 10_000
+ENDED_COUNT_MAX = 200_000
 HANDLED_COUNT_MAX = 100_000
 
 
@@ -71,6 +72,9 @@ class Session:
         self.delays: list[list[int]] = []
         self._lingering: dict[tuple[str, str], Assignment] = {}  # lost while a message was running
         self._closed: OrderedDict[int, None] = OrderedDict()
+        # Assignments that were settled, with the last position: a batch that is sent again after
+        # its ack, because the answer to it got lost, is recognised by this.
+        self._ended: dict[int, int] = {}
         self._handled: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._sent: tuple[list[int], list[int], list[list[int]]] | None = None
 
@@ -92,9 +96,14 @@ class Session:
             if assignment is None:
                 if epoch in closed:
                     continue
+                ended = self._ended.get(epoch, 0)
+                if ended >= first + count - 1:
+                    continue
                 publisher = same if same is not None else publishers[run]
-                assignment = held[epoch] = Assignment(epoch, publisher, partition, first)
-                assignment.items = items[start:end]
+                known = max(0, ended - first + 1)
+                assignment = Assignment(epoch, publisher, partition, first + known)
+                assignment.items = items[start + known : end]
+                held[epoch] = assignment
             elif assignment.closed:
                 continue
             else:
@@ -187,13 +196,26 @@ class Session:
             self._closed.popitem(last=False)
 
     def failed(self, assignment: Assignment) -> None:
-        """The message that was started failed and is reported: the broker sends the rest again."""
-        assignment.started = assignment.done
+        """The message that was started failed: the broker sends it and the rest again.
+
+        Until it has heard so (``nacked``) the message counts as started here: a recall that comes
+        in between must not hand it on as if nobody had tried it.
+        """
         self._close(assignment.epoch)
+
+    def nacked(self, epoch: int) -> None:
+        """The broker knows about the failure: the assignment has ended."""
+        assignment = self.held.get(epoch)
+        if assignment is not None and assignment.closed:
+            self._drop(assignment)
 
     def _drop(self, assignment: Assignment) -> None:
         self.held.pop(assignment.epoch, None)
         self.dirty.pop(assignment, None)
+        self._ended[assignment.epoch] = assignment.acked
+        if len(self._ended) > ENDED_COUNT_MAX:
+            for epoch in list(islice(self._ended, ENDED_COUNT_MAX // 2)):
+                del self._ended[epoch]
 
     # Settling.
 
@@ -248,7 +270,7 @@ class Session:
         assignment.keep_upto = assignment.done
         assignment.items.clear()
         self.dirty.pop(assignment, None)
-        if assignment.started > assignment.done:
+        if assignment.started > assignment.done and assignment.queued:
             self._lingering[assignment.key] = assignment
         self._remember(assignment)
 
@@ -265,6 +287,15 @@ class Session:
         self.not_confirmed()
         for epoch in epochs:
             self._lose(epoch)
+
+    def forget(self) -> None:
+        """The subscription was made anew: epochs and positions of before mean nothing any more."""
+        for assignment in self.held.values():
+            assignment.acked = 1 << 62  # so that nothing of it is remembered when it ends
+        self.lose(list(self.held))
+        self._closed.clear()
+        self._handled.clear()
+        self._ended.clear()
 
     @property
     def idle(self) -> bool:

@@ -94,6 +94,7 @@ class Settler:
                 # The keeper may have cleared them: then the broker has forgotten us meanwhile.
                 if nack in shared.nacks:
                     shared.nacks.remove(nack)
+                shared.session.nacked(epoch)
         if acks is not None or nacks:
             shared.renew(began)
 

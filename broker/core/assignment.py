@@ -125,12 +125,12 @@ def _share_out(
         return (), epoch
     trial = subscription.queue.next_trial()
     if trial is not None:
-        epoch = _give_trial(trial, shares, epoch)
+        epoch = _give_trial(channel, trial, shares, epoch, now_ms)
     count_max = channel.policy.run_count_max
-    level_ready = subscription.queue.level_max()
     for queue, share in shares.items():
         if queue.pressing:
-            urgent = [line for line in queue.pressing if line.level > level_ready]
+            rank_ready = subscription.queue.rank_max(now_ms)
+            urgent = [line for line in queue.pressing if line.level > rank_ready]
             share.top_up(sorted(urgent, key=_by_level), count_max)
     if subscription.queue:
         epoch = _give_ready(channel, subscription, shares, epoch, now_ms)
@@ -139,13 +139,21 @@ def _share_out(
     return shares.values(), epoch
 
 
-def _give_trial(line: Line, shares: dict[SubQueue, _Share], epoch: int) -> int:
+def _give_trial(
+    channel: Channel, line: Line, shares: dict[SubQueue, _Share], epoch: int, now_ms: int
+) -> int:
     """A message at its last attempt after a crash goes to a subscriber that has nothing else.
 
-    The least loaded one is kept free for it: it gets nothing more, and when it has settled what it
-    has, it gets this message alone. The others go on.
+    The least loaded one is kept free for it, rather one that makes progress: it gets nothing more,
+    and when it has settled what it has, it gets this message alone. The others go on.
     """
-    share = min(shares.values(), key=lambda item: (item.load, item.queue.subscriber))
+
+    def order(share: _Share) -> tuple[bool, int, str]:
+        queue = share.queue
+        stuck = queue.unsettled and now_ms - queue.progress_ms >= channel.policy.recall_after_ms
+        return bool(stuck), share.load, queue.subscriber
+
+    share = min(shares.values(), key=order)
     if not share.queue.unsettled:
         epoch += 1
         share.take(line, epoch, 1)
@@ -191,9 +199,10 @@ def _give_ready(
                 share = sticky
         if line.avoid is share.queue and not alone:
             other = _least_loaded_but(shares.values(), share)
-            if other is None:
+            if other is not None:
+                share = other
+            elif share.queue.held:
                 continue
-            share = other
         epoch += 1
         messages = line.messages
         entry = messages[-1]
@@ -289,7 +298,8 @@ def decide_recall(
     nothing for a while. Each assignment is asked for at most once; the owner answers with what it
     has not started.
     """
-    if len(subscription.subscribers) < 2 or subscription.queue or channel.queues_down:
+    ready = subscription.queue.level_max() >= 0
+    if len(subscription.subscribers) < 2 or ready or channel.queues_down:
         return []
     queues = subscription.subscribers.values()
     idle = [queue for queue in queues if not queue.held and queue.room > 0]

@@ -143,6 +143,15 @@ class Channel:
         share = assignment.resend(queue)
         return share.send(group, now_ms)
 
+    def recalled(self, subscription: str, subscriber: str, now_ms: int) -> r.Recalled | None:
+        """What a subscriber was asked to hand back and still holds, to be asked for again."""
+        group = self.subscriptions[subscription]
+        queue = group.subscribers.get(subscriber)
+        lines = [line for line in queue.held.values() if line.recalled] if queue else []
+        if queue is None or not lines:
+            return None
+        return assignment.recall_of(group, queue, lines, lines[0].recalled, now_ms)
+
     def line(self, key: PartitionKey, subscription: str = DEFAULT_SUBSCRIPTION) -> Any:
         """The line under a key, for tests and for explanations."""
         return self.backup.line(key, self.subscriptions[subscription])

@@ -164,6 +164,14 @@ class GlobalQueue:
         """The highest level with a ready line; -1 when nothing is ready."""
         return -self._levels.peekitem(0)[0] if self._levels else -1
 
+    def rank_max(self, now_ms: int) -> float:
+        """The rank of the ready line that ranks first, its age included; -1 when none is ready."""
+        ranks = (
+            -key + (now_ms - next(iter(members)).since_ms) / self.ageing_ms
+            for key, members in self._levels.items()
+        )
+        return max(ranks, default=-1.0)
+
     def next_due_ms(self) -> int | None:
         """When the next back-off ends."""
         return self._delayed[0].not_before_ms if self._waiting else None

@@ -193,7 +193,7 @@ class Line:
     def blame(self, attempts_max: int) -> None:
         """The owner died: everything in flight counts as tried, but no more than up to the last
         attempt, which is then a trial."""
-        attempt = min(self.attempt + 1, attempts_max)
+        attempt = max(self.attempt, min(self.attempt + 1, attempts_max))
         if not self.suspect_upto and self.in_flight > 1:
             self.later_attempt = attempt
             self.later_trial = attempt >= attempts_max

@@ -13,6 +13,7 @@ from broker.errors import BadRequest
 
 POISON_CHOICES = ("park_message", "park_partition", "block")
 OVERFLOW_CHOICES = ("refuse", "block")
+VALUE_MAX = 10**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +72,21 @@ class Policy:
                 _choose(field.name, value, POISON_CHOICES)
             elif field.name == "overflow":
                 _choose(field.name, value, OVERFLOW_CHOICES)
-            elif not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            elif type(value) is not int or not 1 <= value <= VALUE_MAX:
                 raise BadRequest(
-                    f"policy {field.name}={value!r} is refused: it must be a whole number of at "
-                    "least 1",
+                    f"policy {field.name}={value!r:.60} is refused: it must be a whole number from "
+                    f"1 to {VALUE_MAX}",
                     field=field.name,
                 )
 
     @classmethod
     def from_dict(cls, values: dict[str, Any] | None) -> Policy:
         """A policy from plain values; an unknown name is an error that lists the known ones."""
+        if values is not None and not isinstance(values, dict):
+            raise BadRequest(f"a policy is a dict of settings, not {type(values).__name__}")
         values = dict(values or {})
         known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
+        unknown = sorted(str(name) for name in values if name not in known)
         if unknown:
             raise BadRequest(
                 f"policy has no setting {', '.join(map(repr, unknown))}; "

@@ -6,6 +6,7 @@ changes nothing and is recorded as stale.
 
 from __future__ import annotations
 
+from bisect import insort
 from typing import TYPE_CHECKING, Iterable
 
 from broker.core.assignment import recall_of
@@ -354,6 +355,8 @@ def apply_reassigned(channel: Channel, record: Reassigned) -> None:
             line.avoid = queue
         if line.settled == line.delivered:
             release(line, queue, record.at_ms)
+        else:
+            queue.settle_hunger(line)
     handovers = subscription.totals.handovers
     handovers[record.reason] = handovers.get(record.reason, 0) + total
 
@@ -388,7 +391,8 @@ def apply_redriven(channel: Channel, record: Redriven) -> None:
     entries = [subscription.parked.pop(key).entry for key in keys if key in subscription.parked]
     if not record.dropped and entries:
         start = line.first_unfixed
-        line.messages[start:start] = entries
+        for entry in entries:
+            insort(line.messages, entry, start)
         line.irregular = True
         line.add_urgent(entries)
         subscription.pending_count += len(entries)

@@ -61,7 +61,8 @@ class SqliteJournal:
     ) -> None:
         if durability not in ("fsync", "flush"):
             raise ValueError(f"durability is 'fsync' or 'flush', not {durability!r}")
-        self.path = os.fspath(path)
+        # The lock and the log stand beside the file itself, not beside a link to it.
+        self.path = os.path.realpath(path)
         self.durability = durability
         self._sync_interval_s = sync_interval_s
         self._checkpoint_bytes = checkpoint_bytes

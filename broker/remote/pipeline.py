@@ -79,6 +79,11 @@ class Pipeline:
             raise self._broken("an answer", error) from error
         if message.flags & protocol.FLAGS_EXCEPTION:
             known = restore(answer)
+            if known is None and isinstance(answer, pyro_errors.DaemonError):
+                known = BrokerUnavailable(
+                    f"{self._proxy._pyroUri} is not there any more: it was deleted or has moved; "
+                    "look it up again"
+                )
             raise known if known is not None else BrokerError(f"the broker answered {answer!r}")
         return answer
 

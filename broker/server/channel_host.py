@@ -10,18 +10,18 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from broker.core import commands as c
 from broker.core.channel import Channel
 from broker.core.policy import Policy
 from broker.core.records import Recalled, Record, SubscriberLeft
-from broker.errors import BrokerError, BrokerStopping, BrokerUnavailable
+from broker.errors import BrokerError, BrokerStopping, BrokerUnavailable, QueuesDown
 from broker.journal import Journal
 from broker.journal.recovery import recover
 from broker.server import statistics
 from broker.server.clock import Clock
-from broker.server.link import Item, Link, PullLink, PushLink, merge, split
+from broker.server.link import Item, Link, PullLink, PushLink, merge, only_epochs, split
 
 DISPATCH = c.Dispatch()
 COMMIT_TIMEOUT_S = 20.0
@@ -50,6 +50,7 @@ class ChannelHost:
         self._links: dict[tuple[str, str], Link] = {}
         self._asleep = 0  # links whose sender waits for work
         self._restore_at_ms: int | None = None
+        self._given_up: list[tuple[Link, c.Leave]] = []
         self._closed = False
 
     @classmethod
@@ -206,9 +207,14 @@ class ChannelHost:
         return reply
 
     def _resend(self, link: Link) -> None:
-        send = self._channel.in_flight(*link.key, self._clock.now_ms())
+        now_ms = self._clock.now_ms()
+        send = self._channel.in_flight(*link.key, now_ms)
         if send is not None:
             self._offer(send, send)
+        recalled = self._channel.recalled(*link.key, now_ms)
+        if recalled is not None:
+            # The answer to it, or the question itself, got lost.
+            self._offer(recalled, recalled)
 
     def take(self, link: Link) -> tuple[list[Item], int]:
         """Everything that waits for a link, and the sequence to wait for before it is sent."""
@@ -221,10 +227,25 @@ class ChannelHost:
             if not link.queue:
                 self._dispatch()
             items, link.queue = link.queue, []
+            if link.plain:
+                items = self._still_held(link, items)
             if not items:
                 link.asleep = True
                 self._asleep += 1
             return items, link.sequence
+
+    def _still_held(self, link: Link, items: Sequence[Item]) -> list[Item]:
+        """Without the runs of assignments that have ended since, as by a nack: a plain script has
+        no session that would leave them out."""
+        group = self._channel.subscriptions.get(link.subscription)
+        queue = group.subscribers.get(link.subscriber) if group else None
+        held = queue.held if queue is not None else {}
+        kept: list[Item] = []
+        for item in items:
+            left = only_epochs(item, held) if isinstance(item, c.Send) else item
+            if left is not None:
+                kept.append(left)
+        return kept
 
     def holds_nothing(self, link: Link) -> bool:
         """Whether a link's subscriber has nothing to acknowledge."""
@@ -236,12 +257,18 @@ class ChannelHost:
     def give_up(self, link: Link, command: c.Leave) -> None:
         """A link's subscriber does not answer: it is gone, unless it has come back meanwhile."""
         with self._lock:
-            if self._links.get(link.key) is not link:
-                return
-            try:
-                self._execute(command)
-            except BrokerError:
-                self._links.pop(link.key, None)
+            self._drop_link(link, command)
+
+    def _drop_link(self, link: Link, command: c.Leave) -> None:
+        if self._links.get(link.key) is not link:
+            return
+        try:
+            self._execute(command)
+        except QueuesDown:
+            self._given_up.append((link, command))  # it can only leave when they are restored
+        except BrokerError:
+            del self._links[link.key]
+            self._close_link(link)
 
     def _close_link(self, link: Link) -> None:
         if link.asleep:
@@ -263,6 +290,9 @@ class ChannelHost:
                 f"broker of channel {self.name} was restarted, or it subscribed with a callback"
             )
         with link.fetching:
+            with self._lock:
+                repeated = self._still_held(link, link.batch)
+            link.batch = [item for item in repeated if isinstance(item, c.Send)]
             if not link.batch or received >= link.batch_number:
                 link.batch = self._next_batch(link, count_max, time.monotonic() + wait_s)
                 if link.batch:
@@ -271,10 +301,17 @@ class ChannelHost:
 
     def _next_batch(self, link: PullLink, count_max: int, deadline: float) -> list[c.Send]:
         while True:
+            while not link.signal.empty():
+                link.signal.get_nowait()
             items, sequence = self.take(link)
             sends = [item for item in items if isinstance(item, c.Send)]
             if sends:
-                self._confirm(sequence)
+                try:
+                    self._confirm(sequence)
+                except BrokerError:
+                    with self._lock:
+                        link.queue[:0] = items
+                    raise
                 parts = split(merge(sends), self.batch_bytes_max, count_max)
                 if parts[1:]:
                     with self._lock:
@@ -298,17 +335,26 @@ class ChannelHost:
                 return
             if self._restore_at_ms is not None and now_ms >= self._restore_at_ms:
                 self._restore_at_ms = None
-                self._execute(c.RestoreQueues())
-                for link in self._links.values():
-                    # A plain script has no session that recognises what it has received before.
-                    if not link.plain:
-                        self._resend(link)
+                self._restore_queues(now_ms)
             self._execute(c.Tick())
             if any(
                 (due := group.queue.next_due_ms()) is not None and due <= now_ms
                 for group in self._channel.subscriptions_list
             ):
                 self._dispatch()
+
+    def _restore_queues(self, now_ms: int) -> None:
+        """First what each subscriber holds is sent again, and only then something new: a session
+        takes the first position that it sees of an epoch for the first one there is."""
+        self._take_in(self._channel.decide(c.RestoreQueues(), now_ms).records)
+        for link in self._links.values():
+            # A plain script has no session that recognises what it has received before.
+            if not link.plain:
+                self._resend(link)
+        given_up, self._given_up = self._given_up, []
+        for link, command in given_up:
+            self._drop_link(link, command)
+        self._dispatch()
 
     # Faults.
 
@@ -320,7 +366,9 @@ class ChannelHost:
                 if not link.plain:
                     link.queue.clear()
             self._restore_at_ms = self._clock.now_ms() + restore_after_ms
-            return reply
+            sequence = self._sequence
+        self._confirm(sequence)
+        return reply
 
     # Looking.
 

@@ -64,6 +64,8 @@ class SettleObject:
         if len(epochs) != len(uptos):
             raise BadRequest(f"{len(epochs)} epochs but {len(uptos)} positions")
         checked = []
+        if delays is not None and not isinstance(delays, (list, tuple)):
+            raise BadRequest("delays must be a list of [epoch, position, milliseconds]")
         for delay in delays or ():
             if len(wire.check_ints(delay, "delays", 0, EPOCH_MAX)) != 3:
                 raise BadRequest("a delay is [epoch, position, milliseconds]")
@@ -89,7 +91,7 @@ class SettleObject:
             *member,
             wire.check_int(epoch, "epoch", 1, EPOCH_MAX),
             wire.check_int(position, "position", 1, EPOCH_MAX),
-            str(reason)[:500],
+            wire.safe_text(reason, 500),
             delay_ms,
             bool(final),
         )
@@ -103,13 +105,15 @@ class SettleObject:
         member = _session_of(subscription, subscriber, session)
         epochs = wire.check_ints(epochs, "epochs", 1, EPOCH_MAX)
         uptos = wire.check_ints(uptos, "uptos", 0, EPOCH_MAX)
+        if len(epochs) != len(uptos):
+            raise BadRequest(f"{len(epochs)} epochs but {len(uptos)} positions")
         return self._host.settle(c.HandBack(*member, epochs, uptos))
 
     @remote
     def heartbeat(
         self, subscriber: str, session: str, subscription: str = DEFAULT_SUBSCRIPTION
     ) -> dict[str, Any]:
-        """I am alive. The answer names assignments that the broker would like back."""
+        """I am alive. Raises NotSubscribed when the broker cannot reach the subscriber any more."""
         member = _session_of(subscription, subscriber, session)
         return self._host.execute(c.Heartbeat(*member))[0]
 
@@ -202,6 +206,8 @@ class ChannelObject(SettleObject):
     def next_sequences(self, publisher: str, partitions: list[str]) -> list[int]:
         """The sequence that each partition of a publisher expects next."""
         wire.check_id(publisher, "publisher id")
+        if not isinstance(partitions, (list, tuple)):
+            raise BadRequest("partitions must be a list of partition ids")
         wire.check_ids(partitions, "partition id")
         return self._host.next_sequences(publisher, list(partitions))
 
@@ -330,6 +336,7 @@ class ChannelObject(SettleObject):
         self, subscription: str = DEFAULT_SUBSCRIPTION, limit: int = 100
     ) -> list[dict[str, Any]]:
         """The partitions with work: owner, in flight, lag, age, attempt."""
+        wire.check_id(subscription, "subscription")
         wire.check_int(limit, "limit", 1, LIST_LIMIT_MAX)
         return self._host.partitions(subscription, limit)
 
@@ -338,6 +345,7 @@ class ChannelObject(SettleObject):
         self, subscription: str = DEFAULT_SUBSCRIPTION, limit: int = 100
     ) -> list[dict[str, Any]]:
         """Messages and partitions that were set aside, with the reasons."""
+        wire.check_id(subscription, "subscription")
         wire.check_int(limit, "limit", 1, LIST_LIMIT_MAX)
         return self._host.parked(subscription, limit)
 
@@ -350,6 +358,7 @@ class ChannelObject(SettleObject):
         drop: bool = False,
     ) -> dict[str, Any]:
         """Send parked work on its way again, or give it up: all of it, or one partition's."""
+        wire.check_id(subscription, "subscription")
         if (publisher is None) != (partition is None):
             raise BadRequest("name both publisher and partition, or neither for all parked work")
         key = None if publisher is None else PartitionKey(str(publisher), str(partition))

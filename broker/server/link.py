@@ -12,11 +12,11 @@ import logging
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol, Union
+from typing import TYPE_CHECKING, Any, Container, Protocol, Union
 
 from broker.core.commands import HandBack, Heartbeat, Leave, Send
 from broker.core.records import Delivered, Recalled
-from broker.errors import BrokerError
+from broker.errors import BrokerError, BrokerStopping, JournalError
 from broker.wire import body_bytes, delivery_columns, plain_messages
 
 if TYPE_CHECKING:
@@ -128,8 +128,11 @@ class PushLink(Link):
                 if not self._send_all(items):
                     break
         except BrokerError as error:
-            # The journal failed or the broker is stopping: nothing may be sent any more.
-            log.debug("sender of %s stops: %s", self.subscriber, error)
+            # The journal failed or the broker is stopping: nothing may be sent any more. In any
+            # other case nobody may stay behind who holds work and is sent nothing.
+            log.info("sender of %s stops: %s", self.subscriber, error)
+            if not isinstance(error, (JournalError, BrokerStopping)):
+                self._give_up()
         except Exception:
             # Never leave a subscriber behind that holds work and is sent nothing.
             log.exception("sender of %s to %s failed", self._host.name, self.subscriber)
@@ -177,7 +180,15 @@ class PushLink(Link):
         command = HandBack(
             self.subscription, self.subscriber, self.session, record.epochs, list(uptos)
         )
-        self._host.settle(command)
+        while not self.closed:
+            try:
+                self._host.settle(command)
+                break
+            except BrokerError as error:
+                if not error.retriable:
+                    raise
+                # The queues are down, or the commit is slow. To repeat a hand-back is harmless.
+                self._pause(self._host.policy.send_backoff_ms / 1000)
         return True
 
     def _try(self, method: str, argument: Any) -> tuple[bool, Any]:
@@ -234,6 +245,23 @@ def merge(sends: list[Send]) -> Send:
     )  # fmt: skip
     entries = [entry for send in sends for entry in send.entries]
     return Send(sends[0].subscription, sends[0].subscriber, delivered, entries)
+
+
+def only_epochs(send: Send, held: Container[int]) -> Send | None:
+    """A send without the runs of other epochs than those ``held``; None if nothing is left."""
+    record = send.delivered
+    if all(epoch in held for epoch in record.epochs):
+        return send
+    part = _empty(send)
+    end = 0
+    for run, (epoch, first, count) in enumerate(
+        zip(record.epochs, record.firsts, record.counts)
+    ):
+        start, end = end, end + count
+        if epoch in held:
+            _copy_run(record, run, part.delivered, first, count)
+            part.entries += send.entries[start:end]
+    return part if part.entries else None
 
 
 def split(send: Send, bytes_max: int, count_max: int = 1 << 60) -> list[Send]:

@@ -184,3 +184,40 @@ def test_only_the_first_message_of_a_run_carries_the_attempt() -> None:
     for assignment in session.take(2):
         attempts.update({item[6]: item[1] for item in assignment.items})
     assert attempts == {b"a:1": 2, b"a:2": 1, b"a:3": 1, b"b:4": 3}
+
+
+def test_a_batch_that_is_sent_again_after_its_ack_was_confirmed_is_recognised() -> None:
+    """The answer to ``receive`` got lost, so the broker sends what has been settled meanwhile."""
+    session = Session()
+    session.receive(batch((1, "a", 1, 3)))
+    assert handle_everything(session) == [b"a:1", b"a:2", b"a:3"]
+    session.take_acks()
+    session.confirmed()
+    session.receive(batch((1, "a", 1, 3)))
+    assert handle_everything(session) == [] and not session.held
+    session.receive(batch((1, "a", 1, 5)))
+    assert handle_everything(session) == [b"a:4", b"a:5"], "more of the same assignment is taken"
+    assert session.take_acks() == ([1], [5], [])
+
+
+def test_a_recall_between_a_failure_and_its_nack_keeps_the_failed_message() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 4)))
+    (taken,) = session.take(1)
+    handle(session, taken, 1)
+    taken.started = 2
+    session.failed(taken)
+    session.put_back(taken)
+    assert session.recall([1]) == [2], "2 was tried here, and the broker will hear so"
+    session.nacked(1)
+    assert not session.held
+
+
+def test_a_subscription_made_anew_brings_its_epochs_and_positions_from_the_start() -> None:
+    session = Session()
+    session.receive(batch((1, "a", 1, 2), (2, "b", 1, 2)))
+    handle_everything(session)
+    session.recall([2])
+    session.forget()
+    session.receive(batch((1, "a", 1, 2), (2, "b", 1, 2)))
+    assert handle_everything(session) == [b"a:1", b"a:2", b"b:1", b"b:2"]

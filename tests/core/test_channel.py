@@ -700,3 +700,105 @@ def test_a_leave_while_the_queues_are_down_is_refused() -> None:
     with pytest.raises(QueuesDown):
         driven.do(c.Leave("default", "s1", "s1-1"))
     driven.do(c.RestoreQueues())
+
+
+# Found by review: starvation.
+
+
+def test_ageing_bounds_the_wait_beside_a_held_line_with_a_standing_urgent_backlog() -> None:
+    driven = Driven(ageing_ms=1_000, run_count_max=5, lease_ms=1_000_000)
+    driven.subscribe("s", prefetch=10)
+    driven.publish("urgent", *[b"u"] * 500, priorities=[5] * 500)
+    (send,) = driven.dispatch()["s"]
+    driven.publish("plain", b"plain")
+    held = send.delivered.epochs[0]
+    position = 0
+    for _ in range(60):
+        driven.now_ms += 500
+        position += 5
+        driven.ack("s", held, position)
+        sends = driven.dispatch().get("s", [])
+        if any(b"plain" in bodies_of(item) for item in sends):
+            return
+        held = sends[0].delivered.epochs[0] if sends else held
+    pytest.fail("the line without urgency was never served")
+
+
+def test_a_line_in_back_off_does_not_stop_the_sharing() -> None:
+    driven = Driven(backoff_ms=30_000)
+    driven.subscribe("s1")
+    driven.publish("bad", b"x")
+    nack(driven, "s1")
+    for name in "abcd":
+        driven.publish(name, *[b"x"] * 5)
+    driven.dispatch()
+    driven.subscribe("s2")
+    driven.do(c.Tick())
+    assert len(kinds(driven, "Recalled")) == 1
+
+
+def test_an_avoided_subscriber_gets_its_line_back_when_nobody_else_can_take_it() -> None:
+    driven, send = slow_story()
+    epoch = send.delivered.epochs[0]
+    driven.publish("long", *[b"x"] * 100)
+    driven.dispatch()
+    group = driven.channel.subscriptions["default"]
+    group.subscribers["other"].prefetch = group.subscribers["other"].unsettled
+    driven.do(c.HandBack("default", "slow", "slow-1", [epoch], [3]))
+    assert list(driven.dispatch()) == ["slow"]
+
+
+def test_a_trial_does_not_wait_for_a_subscriber_that_hangs() -> None:
+    driven = Driven(attempts_max=2, lease_ms=1_000_000, recall_after_ms=200)
+    driven.subscribe("dying")
+    driven.publish("a", b"suspect")
+    driven.dispatch()
+    driven.subscribe("hung", can_recall=False)
+    driven.publish("b", b"x")
+    driven.dispatch()
+    driven.subscribe("busy", can_recall=False)
+    driven.publish("c", b"1", b"2", b"3")
+    driven.dispatch()
+    driven.do(c.Leave("default", "dying", "dying-1", "crashed"))
+    driven.now_ms += 1_000
+    line = driven.channel.line(PartitionKey("p", "c"))
+    driven.ack("busy", line.epoch, 1)
+    driven.dispatch()
+    driven.ack("busy", line.epoch, 3)
+    assert bodies_of(driven.dispatch()["busy"][0]) == [b"suspect"]
+
+
+def test_a_crash_does_not_lower_attempts_that_failures_have_raised() -> None:
+    """Found by review: with poison=block a count above the maximum fell back to it."""
+    driven = Driven(attempts_max=2, poison="block")
+    driven.subscribe("s")
+    driven.publish("a", b"1")
+    for _ in range(4):
+        nack(driven)
+        driven.now_ms += 60_000
+        driven.do(c.Heartbeat("default", "s", "s-1"))
+    driven.dispatch()
+    driven.do(c.Leave("default", "s", "s-1", "crashed"))
+    assert driven.channel.line(PartitionKey("p", "a")).attempt == 5
+
+
+def test_messages_redriven_one_after_the_other_keep_their_order() -> None:
+    driven = Driven(attempts_max=1)
+    driven.subscribe("s", prefetch=1)
+    driven.publish("a", b"1", b"2", b"3", timestamps=[1, 2, 3])
+    nack(driven)
+    nack(driven)
+    key = PartitionKey("p", "a")
+    driven.do(c.Redrive("default", key))
+    handed = []
+    for _ in range(3):
+        (send,) = driven.dispatch()["s"]
+        handed += bodies_of(send)
+        driven.ack("s", send.delivered.epochs[0], send.delivered.firsts[0])
+    assert handed == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("value", [0, -1, 2**63, 2**70, 1.5, True, "7", None])
+def test_a_policy_number_out_of_bounds_is_refused(value: object) -> None:
+    with pytest.raises(BadRequest):
+        Driven(lease_ms=value)

@@ -1,0 +1,233 @@
+"""The way between a broker and its subscribers when something breaks on it: each was a bug once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.core import commands as c
+from broker.core.channel import Channel
+from broker.core.policy import Policy
+from broker.journal.memory import MemoryJournal
+from broker.pyro_setup import Proxy, invoke
+from broker.server import callback
+from broker.server.channel_host import ChannelHost
+from broker.server.clock import Clock
+from broker.server.link import PushLink
+from broker.server.service import Service
+from publisher import Publisher
+from subscriber import Message, Subscriber
+from subscriber.session import Session
+from tests.builders import publish_command
+from tests.conftest import Serve
+from tests.processes import poll
+
+
+@pytest.fixture
+def service(serve: Serve) -> Service:
+    return serve(policy=Policy(lease_ms=2_000, send_backoff_ms=50, backoff_ms=20), tick_s=0.02)
+
+
+class Inbox:
+    """A callback in this process: a session, and a gate that holds ``receive`` up."""
+
+    takes_bytes = True
+
+    def __init__(self) -> None:
+        self.session = Session()
+        self.lock = threading.Lock()
+        self.open = threading.Event()
+        self.open.set()
+        self.entered = threading.Event()
+
+    def receive(self, received: Any) -> None:
+        self.entered.set()
+        assert self.open.wait(10)
+        with self.lock:
+            self.session.receive(received)
+
+    def recall(self, epochs: list[int]) -> list[int]:
+        with self.lock:
+            return self.session.recall(epochs)
+
+    def ping(self, nothing: None) -> None:
+        """Always there."""
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+    def handle(self) -> list[int]:
+        """Handle everything; the positions."""
+        handled = []
+        with self.lock:
+            while taken := self.session.take(100):
+                for assignment in taken:
+                    for item in assignment.items[assignment.cursor :]:
+                        assignment.cursor += 1
+                        assignment.started = assignment.done = item[0]
+                        handled.append(item[0])
+                    self.session.put_back(assignment)
+        return handled
+
+
+def join(host: ChannelHost, name: str, prefetch: int = 1_000) -> tuple[Inbox, PushLink]:
+    inbox = Inbox()
+    link = PushLink(host, "default", name, name + "-1", False, inbox)
+    host.connect(c.Subscribe("default", name, name + "-1", prefetch, "uri"), link)
+    return inbox, link
+
+
+def publish(host: ChannelHost, partition: str, count: int) -> None:
+    def build(channel: Channel) -> c.Command:
+        first = channel.next_sequences("p", [partition])[0]
+        return publish_command("p", {partition: (first, [b"x"] * count)})
+
+    host.publish(build, True)
+
+
+def test_after_a_queue_crash_what_was_not_sent_yet_comes_before_anything_new() -> None:
+    """Otherwise a session would take the first positions for settled, and ack them unhandled."""
+    journal = MemoryJournal()
+    host = ChannelHost.create("orders", Policy(), journal, Clock(), lambda error: None)
+    inbox, link = join(host, "a")
+    inbox.open.clear()
+    publish(host, "warm", 1)
+    assert inbox.entered.wait(5), "the sender is inside receive now"
+    join(host, "idle", prefetch=1)
+    publish(host, "other", 1)
+    publish(host, "long", 300)
+    poll(lambda: any(link.queue), 5, "messages to be queued behind the sender")
+    host.kill_queues(1)
+    inbox.open.set()
+
+    def restored() -> bool:
+        host.tick()
+        return not host.statistics()["queues_down"]
+
+    poll(restored, 5, "the queues to be restored")
+    handled: list[int] = []
+
+    def everything() -> bool:
+        nonlocal handled
+        handled += inbox.handle()
+        return len(handled) >= 301
+
+    poll(everything, 10, "all messages to be handled")
+    assert sorted(handled) == sorted([1, *range(1, 301)])
+    host.close()
+
+
+def test_a_lost_answer_to_receive_makes_nobody_handle_anything_twice(
+    service: Service, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = callback.PyroCallback.receive
+    lost: list[int] = []
+    handled: list[int] = []
+
+    def lossy(self: Any, received: Any) -> None:
+        real(self, received)
+        if not lost:
+            lost.append(1)
+            poll(lambda: acked() == 5, 10, "all to be acknowledged before the answer is lost")
+            raise OSError("the connection broke while the answer was under way")
+
+    def acked() -> int:
+        found: int = service.overview()[0]["subscriptions"]["default"]["acked_total"]
+        return found
+
+    monkeypatch.setattr(callback.PyroCallback, "receive", lossy)
+    worker = Subscriber("a", "orders", name_server=names)
+    worker.handler(lambda message: handled.append(message.sequence))
+    with worker, Publisher("p", "orders", name_server=names) as publisher:
+        publisher.publish_many([b"x"] * 5, "k").result(10)
+        poll(lambda: acked() == 5, 10, "the first five")
+        publisher.publish_many([b"x"] * 5, "k").result(10)
+        poll(lambda: acked() == 10, 10, "the next five, after the batch was sent again")
+    assert lost and handled == list(range(1, 11))
+
+
+def test_a_subscriber_that_was_closed_over_a_hung_handler_does_not_come_back(
+    service: Service, names: str
+) -> None:
+    hang = threading.Event()
+    began = threading.Event()
+    worker = Subscriber("a", "orders", name_server=names)
+
+    @worker.handler
+    def handle(message: Message) -> None:
+        began.set()
+        hang.wait(30)
+
+    try:
+        worker.start()
+        with Publisher("p", "orders", name_server=names) as publisher:
+            publisher.publish(b"x", "k").result(10)
+        assert began.wait(10)
+        worker.close(timeout=0.2)
+        handled: list[int] = []
+        other = Subscriber("b", "orders", name_server=names)
+        other.handler(lambda message: handled.append(message.sequence))
+        with other:
+            poll(lambda: handled == [1], 10, "the message to move on")
+            watched = 2 * service.settings.policy.lease_ms / 1000
+            poll(lambda: not threading.Event().wait(watched), watched + 5, "two leases to pass")
+            groups = service.overview()[0]["subscriptions"]["default"]
+            assert list(groups["subscribers"]) == ["b"] and not worker.subscribed
+    finally:
+        hang.set()
+
+
+def test_a_channel_that_is_deleted_and_made_again_is_served_from_its_first_message(
+    service: Service, names: str
+) -> None:
+    """Epochs and positions start anew, and must not be taken for those of before."""
+    handled: list[str] = []
+    failed: set[str] = set()
+    worker = Subscriber("a", "orders", name_server=names)
+
+    @worker.handler
+    def handle(message: Message) -> None:
+        if message.partition not in failed and message.partition.startswith("old"):
+            failed.add(message.partition)
+            raise ValueError("once")
+        handled.append(message.partition)
+
+    with worker:
+        with Publisher("p", "orders", name_server=names) as publisher:
+            for number in range(5):
+                publisher.publish(b"x", f"old{number}")
+        poll(lambda: len(handled) == 5, 20, "the first life of the channel")
+        service.delete_channel("orders", True)
+        service.create_channel("orders", None)
+        with Publisher("p", "orders", name_server=names) as publisher:
+            for number in range(10):
+                publisher.publish(b"x", f"new{number}")
+        poll(lambda: len(handled) == 15, 20, "the second life of the channel")
+    assert sorted(handled[5:]) == sorted(f"new{number}" for number in range(10))
+
+
+def test_after_a_nack_a_plain_script_is_sent_nothing_more_of_that_assignment(
+    service: Service,
+) -> None:
+    with Proxy(service.names.lookup("channel.orders")) as channel:
+        session = invoke(channel, "subscribe", "s")["session"]
+        invoke(channel, "publish", "p", "a", list("123456"))
+        first = invoke(channel, "fetch", "s", session, 2, 2.0)
+        assert [m["position"] for m in first["messages"]] == [1, 2]
+        epoch = first["messages"][0]["epoch"]
+        invoke(channel, "nack", "s", session, epoch, 1, "later", 5.0)
+        following = invoke(channel, "fetch", "s", session, 10, 0.2, first["number"])
+        assert following["messages"] == []
+
+
+def test_a_store_behind_a_symbolic_link_is_opened_and_locked_as_the_file_itself(
+    serve: Serve, tmp_path: Path
+) -> None:
+    link = tmp_path / "link.db"
+    link.symlink_to(tmp_path / "real.db")
+    serve(store=str(link))
+    with pytest.raises(Exception, match="in use"):
+        serve(store=str(tmp_path / "real.db"))

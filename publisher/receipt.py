@@ -12,7 +12,11 @@ from publisher.outbox import Batch, follow
 
 
 class Accepted(NamedTuple):
-    """The message is in the channel's journal, durably."""
+    """The message is in the channel's journal, durably; or, as a ``duplicate``, it was before.
+
+    When the answer to a call got lost and the call was sent again, a message that was dropped for
+    its id the first time is not told apart any more and counts as accepted.
+    """
 
     sequence: int
     duplicate: bool

@@ -239,10 +239,14 @@ class Session:
         return self._sent
 
     def confirmed(self, stale: Sequence[int] = ()) -> None:
-        """The broker has the acks durably; stale ones belong to assignments that are lost."""
-        assert self._sent is not None
+        """The broker has the acks durably; stale ones belong to assignments that are lost.
+
+        While the call was under way the subscriber may have subscribed anew (``lose``), which takes
+        the acks back: then what is still held is acknowledged once more, and that is harmless.
+        """
         fenced = set(stale)
-        for epoch, upto in zip(self._sent[0], self._sent[1]):
+        epochs, uptos, _ = self._sent or ([], [], [])
+        for epoch, upto in zip(epochs, uptos):
             assignment = self.held.get(epoch)
             if assignment is None or epoch in fenced:
                 continue

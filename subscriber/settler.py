@@ -8,6 +8,7 @@ the subscription. A call that fails is tried again, and the keeper is told to lo
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -15,6 +16,8 @@ from broker.errors import BrokerError
 from broker.pyro_setup import invoke
 from broker.remote.lookup import pause_s
 from subscriber.shared import ACK_INTERVAL_S, Shared
+
+log = logging.getLogger("fairlead.subscriber")
 
 ACK_LATENCY_S = 0.05
 LAST_ATTEMPTS_MAX = 5  # once the subscriber stops; after that the broker's lease has to do
@@ -30,6 +33,19 @@ class Settler:
 
     def run(self) -> None:
         """The settler's thread: until the subscriber has stopped and all is settled."""
+        shared = self._shared
+        try:
+            self._run()
+        except Exception as error:
+            # Never go on handling while nothing is acknowledged any more.
+            log.exception("settler of subscriber %s failed", shared.subscriber)
+            shared.end(BrokerError(f"the settler of subscriber {shared.subscriber} failed: {error}"))
+        finally:
+            self._release()
+            shared.drained.set()
+            shared.check_now.set()
+
+    def _run(self) -> None:
         shared = self._shared
         attempt = 0
         while True:
@@ -52,9 +68,6 @@ class Settler:
             if self._finished():
                 break
             self._gather_acks()
-        self._release()
-        shared.drained.set()
-        shared.check_now.set()
 
     def _follow_uri(self) -> None:
         """The keeper may have subscribed at another address meanwhile."""

@@ -221,3 +221,16 @@ def test_a_subscription_made_anew_brings_its_epochs_and_positions_from_the_start
     session.forget()
     session.receive(batch((1, "a", 1, 2), (2, "b", 1, 2)))
     assert handle_everything(session) == [b"a:1", b"a:2", b"b:1", b"b:2"]
+
+
+def test_acks_that_come_back_after_the_work_was_lost_do_no_harm() -> None:
+    """A SIGSTOP past the lease, once: the settler's call ended while the keeper subscribed anew."""
+    session = Session()
+    session.receive(batch((1, "a", 1, 2), (2, "b", 1, 2)))
+    handle_everything(session)
+    assert session.take_acks() == ([1, 2], [2, 2], [])
+    session.lose([1])
+    session.confirmed(stale=[1])
+    assert session.take_acks() == ([2], [2], []), "what is still held is acknowledged again"
+    session.confirmed()
+    assert not session.held

@@ -155,6 +155,14 @@ class Keeper:
     def run(self) -> None:
         """The keeper's thread: heartbeats until the settler has carried its last ack."""
         shared = self._shared
+        try:
+            self._run()
+        except Exception as error:
+            log.exception("keeper of subscriber %s failed", shared.subscriber)
+            shared.end(BrokerError(f"subscriber {shared.subscriber} lost its keeper: {error}"))
+
+    def _run(self) -> None:
+        shared = self._shared
         proxy: Any = None
         broken_since: float | None = None
         attempt = 0

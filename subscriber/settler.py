@@ -39,7 +39,7 @@ class Settler:
         except Exception as error:
             # Never go on handling while nothing is acknowledged any more.
             log.exception("settler of subscriber %s failed", shared.subscriber)
-            shared.end(BrokerError(f"the settler of subscriber {shared.subscriber} failed: {error}"))
+            shared.end(BrokerError(f"subscriber {shared.subscriber} can settle no more: {error}"))
         finally:
             self._release()
             shared.drained.set()

@@ -224,11 +224,14 @@ class ChannelHost:
             if link.asleep:
                 link.asleep = False
                 self._asleep -= 1
-            if not link.queue:
-                self._dispatch()
-            items, link.queue = link.queue, []
-            if link.plain:
-                items = self._still_held(link, items)
+            items: list[Item] = []
+            # While the queues are down nobody knows what a plain script still holds: it waits.
+            if not (link.plain and self._channel.queues_down):
+                if not link.queue:
+                    self._dispatch()
+                items, link.queue = link.queue, []
+                if link.plain:
+                    items = self._still_held(link, items)
             if not items:
                 link.asleep = True
                 self._asleep += 1
@@ -291,8 +294,9 @@ class ChannelHost:
             )
         with link.fetching:
             with self._lock:
-                repeated = self._still_held(link, link.batch)
-            link.batch = [item for item in repeated if isinstance(item, c.Send)]
+                if not self._channel.queues_down:
+                    repeated = self._still_held(link, link.batch)
+                    link.batch = [item for item in repeated if isinstance(item, c.Send)]
             if not link.batch or received >= link.batch_number:
                 link.batch = self._next_batch(link, count_max, time.monotonic() + wait_s)
                 if link.batch:
@@ -351,6 +355,10 @@ class ChannelHost:
             # A plain script has no session that recognises what it has received before.
             if not link.plain:
                 self._resend(link)
+            elif link.queue and link.asleep:
+                link.asleep = False
+                self._asleep -= 1
+                link.wake()
         given_up, self._given_up = self._given_up, []
         for link, command in given_up:
             self._drop_link(link, command)

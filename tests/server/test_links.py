@@ -231,3 +231,23 @@ def test_a_store_behind_a_symbolic_link_is_opened_and_locked_as_the_file_itself(
     serve(store=str(link))
     with pytest.raises(Exception, match="in use"):
         serve(store=str(tmp_path / "real.db"))
+
+
+def test_what_waits_for_a_plain_script_outlives_a_crash_of_the_queues(serve: Serve) -> None:
+    service = serve(fault_injection=True, tick_s=0.02)
+    with Proxy(service.names.lookup("channel.orders")) as channel:
+        session = invoke(channel, "subscribe", "s")["session"]
+        invoke(channel, "publish", "p", "a", list("1234"))
+        first = invoke(channel, "fetch", "s", session, 2, 2.0)
+        invoke(channel, "kill_queues", 0.2)
+        during = invoke(channel, "fetch", "s", session, 2, 0.0, first["number"])
+        assert during["messages"] == []
+        rest: list[Any] = []
+
+        def everything() -> bool:
+            answer = invoke(channel, "fetch", "s", session, 10, 0.5, first["number"])
+            rest.extend(answer["messages"])
+            return bool(rest)
+
+        poll(everything, 10, "the rest to come once the queues are restored")
+        assert [m["position"] for m in rest] == [3, 4]

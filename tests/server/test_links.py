@@ -251,3 +251,66 @@ def test_what_waits_for_a_plain_script_outlives_a_crash_of_the_queues(serve: Ser
 
         poll(everything, 10, "the rest to come once the queues are restored")
         assert [m["position"] for m in rest] == [3, 4]
+
+
+def two_with_something_to_share() -> tuple[ChannelHost, Inbox, PushLink]:
+    """``a`` holds three lines with more to come, and nobody else is there yet."""
+    host = ChannelHost.create("orders", Policy(), MemoryJournal(), Clock(), lambda error: None)
+    inbox, link = join(host, "a")
+    for name in ("x", "y", "z"):
+        publish(host, name, 2)
+    poll(lambda: len(inbox.session.held) == 3, 5, "a to have everything")
+    return host, inbox, link
+
+
+def given_to(host: ChannelHost, name: str) -> int:
+    found: int = host.statistics()["subscriptions"]["default"]["subscribers"][name]["partitions"]
+    return found
+
+
+def test_a_hand_back_that_meets_crashed_queues_is_repeated_until_they_are_restored() -> None:
+    """The sender thread used to end over it, and its subscriber was sent nothing any more."""
+    host, inbox, link = two_with_something_to_share()
+    answer = inbox.recall
+
+    def crash_in_between(epochs: list[int]) -> list[int]:
+        uptos = answer(epochs)
+        inbox.recall = answer  # type: ignore[method-assign]
+        host.kill_queues(50)
+        return uptos
+
+    inbox.recall = crash_in_between  # type: ignore[method-assign]
+    join(host, "b")
+
+    def shared() -> bool:
+        host.tick()
+        return not host.statistics()["queues_down"] and given_to(host, "b") > 0
+
+    poll(shared, 10, "b to get what a handed back")
+    assert link._thread.is_alive()
+    host.close()
+
+
+def test_a_recall_whose_answer_got_lost_is_asked_again_when_the_session_comes_back() -> None:
+    host, inbox, link = two_with_something_to_share()
+    answer = inbox.recall
+
+    def lose_the_answer(epochs: list[int]) -> list[int]:
+        uptos = answer(epochs)
+        inbox.recall = answer  # type: ignore[method-assign]
+        link.closed = True  # the connection is gone before the hand-back is decided
+        return uptos
+
+    inbox.recall = lose_the_answer  # type: ignore[method-assign]
+    join(host, "b")
+
+    def asked() -> bool:
+        host.tick()
+        return link.closed
+
+    poll(asked, 10, "a to be asked")
+    assert given_to(host, "b") == 0
+    again = PushLink(host, "default", "a", "a-1", False, inbox)
+    host.connect(c.Subscribe("default", "a", "a-1", 1_000, "uri"), again)
+    poll(lambda: given_to(host, "b") > 0, 10, "b to get what a handed back")
+    host.close()

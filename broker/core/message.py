@@ -1,7 +1,7 @@
 """What is carried: the key of a partition and the entry of a message. No delivery state lives here.
 
 A message inside the broker is a plain tuple, an ``Entry``. Tuples are built for a whole batch in C
-(by ``zip``), cost half the memory of an object and compare by (timestamp, sequence), which is
+(by ``zip``), need no object of a class each and compare by (timestamp, sequence), which is
 exactly the order of a partition; the sequence is unique in it, so a comparison never gets further.
 """
 

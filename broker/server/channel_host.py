@@ -400,13 +400,6 @@ class ChannelHost:
         with self._lock:
             return statistics.of_parked(self._channel, subscription, limit)
 
-    def subscriber_session(self, subscription: str, subscriber: str) -> str | None:
-        """The session under which a subscriber is known."""
-        with self._lock:
-            group = self._channel.subscriptions.get(subscription)
-            found = group.subscribers.get(subscriber) if group else None
-            return found.session if found else None
-
     def close(self) -> None:
         """Take nothing more; end the senders."""
         with self._lock:

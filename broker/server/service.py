@@ -96,7 +96,7 @@ class Service:
             gc.collect()
             gc.freeze()
             # Messages are tuples and make no cycles; looking for some after every few hundred of
-            # them would cost a twentieth of the time.
+            # them showed up in the broker's profile.
             gc.set_threshold(50_000, 20, 50)
             self._open_daemons()
             self.names = NameServer.start_or_join(

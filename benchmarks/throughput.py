@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing as mp
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -123,9 +124,11 @@ def serve_broker(durability: str, store: str, out: Any, stop: Any) -> None:
     service.close()
 
 
-def run_subscriber(name: str, names: str, prefetch: int, out: Any, stop: Any) -> None:
+def run_subscriber(
+    name: str, names: str, prefetch: int, history: str | None, out: Any, stop: Any
+) -> None:
     handled = [0]
-    worker = Subscriber(name, "bench", name_server=names, prefetch=prefetch)
+    worker = Subscriber(name, "bench", name_server=names, prefetch=prefetch, history=history)
 
     @worker.handler
     def handle(message: Any) -> None:
@@ -138,15 +141,18 @@ def run_subscriber(name: str, names: str, prefetch: int, out: Any, stop: Any) ->
 
 
 def run_publisher(
-    names: str, count: int, batch: int, partitions: int, api: str, go: Any, out: Any
-) -> None:
+    names: str, count: int, batch: int, partitions: int, api: str, history: str | None,
+    go: Any, out: Any,
+) -> None:  # fmt: skip
     keys = [f"customer-{i}" for i in range(partitions)]
     bodies = [BODY] * batch
     plan = [
         [keys[(start + i) % partitions] for i in range(batch)]
         for start in range(0, min(count, max(partitions, batch) * 4), batch)
     ]
-    with Publisher("bench", "bench", name_server=names, batch_count_max=batch) as publisher:
+    with Publisher(
+        "bench", "bench", name_server=names, batch_count_max=batch, history=history
+    ) as publisher:
         out.put("ready")
         go.wait(DEADLINE_S)
         for index in range(count // batch):
@@ -161,22 +167,25 @@ def run_publisher(
 
 def measure_fairlead(
     count: int, batch: int, durability: str, partitions: int, api: str = "many",
-    prefetch: int = 4_000,
+    prefetch: int = 4_000, histories: bool = False,
 ) -> dict[str, float]:  # fmt: skip
     """Messages per second from the first publish to the last acknowledgement."""
     context = mp.get_context("spawn")
     out, stop, go = context.Queue(), context.Event(), context.Event()
     with tempfile.TemporaryDirectory() as folder:
         store = os.path.join(folder, "bench.db")
+        history = os.path.join(folder, "histories") if histories else None
         broker = context.Process(target=serve_broker, args=(durability, store, out, stop))
         broker.start()
         names = out.get(timeout=30)
         workers = [
-            context.Process(target=run_subscriber, args=(f"w{i}", names, prefetch, out, stop))
+            context.Process(
+                target=run_subscriber, args=(f"w{i}", names, prefetch, history, out, stop)
+            )
             for i in range(2)
         ]
         publisher = context.Process(
-            target=run_publisher, args=(names, count, batch, partitions, api, go, out)
+            target=run_publisher, args=(names, count, batch, partitions, api, history, go, out)
         )
         for process in [*workers, publisher]:
             process.start()
@@ -204,13 +213,25 @@ def measure_fairlead(
     return {"rate": count / seconds, "redelivered": group["redelivered_total"]}
 
 
+def cpu_of_children_s() -> float:
+    """User and system time of all processes that have ended so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def shares_by_turn(found: list[float], base: list[float]) -> dict[str, Any]:
+    """What was found against the base of the same turn: the median, and every turn."""
+    shares = [round(one / other, 3) for one, other in zip(found, base)]
+    return {"median": round(statistics.median(shares), 3), "turns": shares}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1_000_000, help="messages per measurement")
     parser.add_argument("--batch", type=int, default=100, help="messages per publish call")
     parser.add_argument("--repeat", type=int, default=3, help="measurements of each kind")
     parser.add_argument("--quick", action="store_true", help="one short measurement of each kind")
-    parser.add_argument("--only", help="measure only the kind of this name")
+    parser.add_argument("--only", help="measure only the kinds of these names, a,b,c")
     parser.add_argument("--out", help="also write the JSON object to this file")
     options = parser.parse_args()
     if options.quick:
@@ -219,17 +240,25 @@ def main() -> None:
     kinds: dict[str, Callable[[], float]] = {
         "relay": lambda: measure_relay(count, batch),
         "flush": lambda: measure_fairlead(count, batch, "flush", 16)["rate"],
+        "flush_again": lambda: measure_fairlead(count, batch, "flush", 16)["rate"],
+        "flush_histories": lambda: measure_fairlead(count, batch, "flush", 16, histories=True)[
+            "rate"
+        ],
         "fsync": lambda: measure_fairlead(count, batch, "fsync", 16)["rate"],
         "flush_one_by_one": lambda: measure_fairlead(count, batch, "flush", 16, "one")["rate"],
         "flush_1000_partitions": lambda: measure_fairlead(count, batch, "flush", 1_000)["rate"],
         "flush_100000_partitions": lambda: measure_fairlead(count, batch, "flush", 100_000)["rate"],
     }
+    wanted = options.only.split(",") if options.only else list(kinds)
     rates: dict[str, list[float]] = {name: [] for name in kinds}
+    costs: dict[str, list[float]] = {name: [] for name in kinds}
     for turn in range(options.repeat):
-        for name, measure in kinds.items():
-            if options.only and name != options.only:
-                continue
-            rates[name].append(measure())
+        # Another one begins each time: what runs first, or behind a certain other, has no favour.
+        first = turn % len(wanted)
+        for name in wanted[first:] + wanted[:first]:
+            before = cpu_of_children_s()
+            rates[name].append(kinds[name]())
+            costs[name].append((cpu_of_children_s() - before) / count * 1e6)
             print(f"{turn + 1}/{options.repeat} {name}: {rates[name][-1]:,.0f}/s", file=sys.stderr)
     medians = {name: statistics.median(found) for name, found in rates.items() if found}
     result = {
@@ -239,6 +268,9 @@ def main() -> None:
         "cores": os.cpu_count(),
         "python": sys.version.split()[0],
         "messages_per_second": {name: round(rate) for name, rate in medians.items()},
+        "cpu_us_per_message": {
+            name: round(statistics.median(found), 3) for name, found in costs.items() if found
+        },
         "spread": {
             name: [round(min(found)), round(max(found))] for name, found in rates.items() if found
         },
@@ -248,6 +280,16 @@ def main() -> None:
             name: round(medians[name] / medians["relay"], 3)
             for name in ("flush", "fsync", "flush_one_by_one")
             if name in medians
+        }
+    if rates["flush"]:
+        # Each turn by itself: both were measured within the same minute.
+        result["against_flush_by_turn"] = {
+            name: {
+                "rate": shares_by_turn(rates[name], rates["flush"]),
+                "cpu": shares_by_turn(costs[name], costs["flush"]),
+            }
+            for name in ("flush_again", "flush_histories")
+            if rates[name]
         }
     if "flush" in medians:
         result["against_16_partitions"] = {

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from broker import __version__
 from broker.errors import BrokerError
-from fairlead import health, look, manage, pub, store, sub, up
+from fairlead import audit, export, health, look, manage, pub, store, sub, up
 from fairlead.output import complain, line
 from fairlead.problems import EXIT_FAILED, EXIT_SIGNAL, EXIT_USAGE, Problem
 
@@ -106,9 +106,11 @@ _add("Look", "subs", look.subs, "list_consumers")
 _add("Look", "parked", look.parked)
 _add("Look", "ping", health.ping)
 _add("Look", "check", health.check)
+_add("Look", "audit", audit.audit)
 _add("Manage", "create", manage.create)
 _add("Manage", "delete", manage.delete)
 _add("Manage", "redrive", manage.redrive)
+_add("Manage", "export", export.export)
 _add("Faults", "kill-queues", manage.kill_queues)
 subscription_app.command("create")(manage.subscription_create)
 subscription_app.command("delete")(manage.subscription_delete)

@@ -139,6 +139,14 @@ def pub(
         ),
     ] = 60.0,
     quiet: Annotated[bool, option("--quiet", "-q", help="No tally on stderr.")] = False,
+    history: Annotated[
+        str | None,
+        option(
+            "--history",
+            metavar="DIR",
+            help="Write what this publisher saw to a file of its own in this directory.",
+        ),
+    ] = None,
     name_server: NameServerOption = DEFAULT_NAME_SERVER,
     log_level: LogLevelOption = LogLevel.critical,
 ) -> None:
@@ -160,6 +168,7 @@ def pub(
     client = Publisher(
         publisher, channel, name_server=name_server, create=create,
         on_full=None if on_full is None else on_full.value, give_up_s=give_up,
+        history=history,
     )  # fmt: skip
     try:
         if messages:

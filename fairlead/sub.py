@@ -99,6 +99,14 @@ def sub(
             help="How long a broker may be away before it fails.",
         ),
     ] = 60.0,
+    history: Annotated[
+        str | None,
+        option(
+            "--history",
+            metavar="DIR",
+            help="Write what this subscriber saw to a file of its own in this directory.",
+        ),
+    ] = None,
     name_server: NameServerOption = DEFAULT_NAME_SERVER,
     log_level: LogLevelOption = LogLevel.error,
 ) -> None:
@@ -119,6 +127,7 @@ def sub(
         prefetch=prefetch,
         concurrency=concurrency,
         give_up_s=give_up,
+        history=history,
     )
     printer = Printer(worker, to_line)
     worker.handler(printer.handle)

@@ -17,6 +17,7 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Sequence
 
+from broker import history as histories
 from broker import wire
 from broker.core.policy import Policy
 from broker.errors import (
@@ -28,9 +29,11 @@ from broker.errors import (
     OutboxFull,
     PublisherClosed,
 )
-from broker.remote.lookup import ChannelAddress, pause_s
-from broker.remote.pipeline import Pipeline
-from publisher.outbox import Call, Learn, Outbox
+from broker.remote.lookup import pause_s
+from publisher.batch import Call, Learn
+from publisher.history import PublisherHistory, publisher_identity
+from publisher.link import Link
+from publisher.outbox import Outbox
 from publisher.receipt import Receipt, Receipts
 
 log = logging.getLogger("fairlead.publisher")
@@ -56,6 +59,7 @@ class Publisher:
         on_full: "refuse" or "block" when the channel is full; None: as the channel's policy says.
         timeout_s: how long one call may take.
         give_up_s: how long a broker may be away before the open receipts fail.
+        history: a directory for a file of what this publisher saw; see ``publisher.history``.
 
     Any thread may publish. Errors come through receipts and ``flush``.
     """
@@ -74,18 +78,21 @@ class Publisher:
         on_full: str | None = None,
         timeout_s: float = 10.0,
         give_up_s: float = 60.0,
+        history: str | os.PathLike[str] | None = None,
     ) -> None:
         self.publisher = wire.check_id(publisher, "publisher id")
         self.channel = wire.check_channel_name(channel)
         if on_full not in (None, "refuse", "block"):
             raise BadRequest(f"on_full={on_full!r} is refused: it is 'refuse' or 'block'")
-        self._create, self._policy_wanted = create, policy
-        self._linger_s, self._timeout_s, self._give_up_s = linger_s, timeout_s, give_up_s
+        if history is not None:
+            histories.prepare(history)  # before the opening, which fences an older publisher
+        self._linger_s, self._give_up_s = linger_s, give_up_s
         self._outbox_count_max = outbox_count_max
-        self._address = ChannelAddress(self.channel, name_server, timeout_s)
-        self._pipeline: Pipeline | None = None
+        self._link = Link(
+            self.publisher, self.channel, name_server,
+            create=create, policy=policy, timeout_s=timeout_s,
+        )  # fmt: skip
         self._calls: deque[Call] = deque()  # under way, oldest first
-        self._epoch: int | None = None
         # One lock guards the outbox. Three conditions of it, so that an answer wakes nobody in
         # vain: the sender, those who wait for room, those who wait for outcomes.
         lock = threading.Lock()
@@ -99,7 +106,8 @@ class Publisher:
         self._closing = False
         self._failure: BrokerError | None = None
         self._errors: list[BrokerError] = []
-        opened = self._open_with_retries()
+        # In the constructing thread, so that a wrong address shows at once.
+        opened = self._link.open(give_up_s, self._abandoned)
         self._policy = Policy.from_dict(opened["policy"])
         self._message_bytes_max = self._policy.message_bytes_max
         refuse = (on_full or self._policy.overflow) == "refuse"
@@ -110,6 +118,13 @@ class Publisher:
             UNDER_WAY_MAX,
         )
         self._outbox.known = opened["known"]
+        self._history_file: histories.HistoryFile | None = None
+        self._history: PublisherHistory | None = None
+        if history is not None:
+            identity = publisher_identity(publisher, self.epoch, self.channel)
+            self._history_file = histories.HistoryFile(history, identity)
+            self._history = PublisherHistory(self._history_file.append, self.epoch)
+            self._outbox.watcher = self._history
         self._thread = threading.Thread(
             target=self._run, name=f"publisher-{publisher}", daemon=True
         )
@@ -228,6 +243,7 @@ class Publisher:
             self._changed.notify_all()
             self._room.notify_all()
         if not first:
+            self._end_history(timeout)  # a fenced publisher was closed without it
             return
         self._thread.join(timeout)
         self._abandoned.set()
@@ -243,6 +259,15 @@ class Publisher:
                 )
                 log.warning("publisher %s closed with %d open messages", self.publisher, left)
             self._tell()
+        self._end_history(0)
+
+    def _end_history(self, timeout: float | None) -> None:
+        """Write its last line. A sender that goes on may still send, and must say so before."""
+        if self._history is not None and self._history_file is not None:
+            self._thread.join(timeout)
+            if not self._thread.is_alive():
+                self._history.closed()
+                self._history_file.close()
 
     def __enter__(self) -> Publisher:
         return self
@@ -262,8 +287,12 @@ class Publisher:
     @property
     def epoch(self) -> int:
         """The epoch of this publisher: it rises each time the id is opened."""
-        assert self._epoch is not None
-        return self._epoch
+        return self._link.epoch
+
+    @property
+    def history_failed(self) -> bool:
+        """Whether there should be a history and it has ended early, as on a full disk."""
+        return self._history_file is not None and self._history_file.failed
 
     def _end_in_child(self) -> None:
         """In a forked child: there is no sender here, and the connection is the parent's."""
@@ -354,7 +383,8 @@ class Publisher:
             else:
                 self._abandoned.wait(pause_s(attempt, error))
                 attempt += 1
-        self._release()
+        self._calls.clear()
+        self._link.release()
 
     def _step(self) -> bool:
         """Do the next thing; False when the publisher is closed and nothing is left."""
@@ -372,12 +402,19 @@ class Publisher:
                 self._idle = False
             # Nothing else to do: then the answer may as well wait for the commit.
             wait = self._outbox.gathered == 0
-        pipeline = self._connected()
+        pipeline = self._link.connected()
         if isinstance(call, Call):
             self._calls.append(call)
-            pipeline.send("publish_runs", *self._arguments(call, wait))
+            arguments = self._link.arguments(call, wait)
+            if self._history is not None:
+                self._history.tried(call)
+            pipeline.send("publish_runs", *arguments)
         elif self._calls:
-            reply = pipeline.receive()
+            try:
+                reply = pipeline.receive()
+            except BrokerError as error:
+                self._refused(self._calls[0], error)
+                raise
             self._answered(self._calls.popleft(), reply)
         elif isinstance(call, Learn):
             sequences = pipeline.call("next_sequences", self.publisher, call.partitions)
@@ -401,21 +438,6 @@ class Publisher:
             ):
                 self._changed.wait(left)
 
-    def _arguments(self, call: Call, wait: bool) -> tuple[Any, ...]:
-        """The call in columns."""
-        batch = call.batch
-        formats = _folded(call.column(batch.formats))
-        timestamps = _folded(call.column(batch.timestamps))
-        priorities = extras = None
-        if batch.priorities:
-            priorities = call.column([batch.priorities.get(i, 0) for i in range(call.stop)])
-        if batch.extras:
-            extras = call.column([batch.extras.get(i) for i in range(call.stop)])
-        return (
-            self.publisher, self._epoch, call.partitions, call.firsts, call.counts,
-            timestamps, call.column(batch.bodies), priorities, formats, extras, wait,
-        )  # fmt: skip
-
     def _answered(self, call: Call, reply: dict[str, Any]) -> None:
         self._answers += 1
         with self._changed:
@@ -427,51 +449,26 @@ class Publisher:
         if full and not self._calls:
             self._abandoned.wait(pause_s(0) + reply["retry_after_ms"] / 1000)
 
+    def _refused(self, call: Call, error: BrokerError) -> None:
+        """The answer to a call was an error. Note it, if it is sure that nothing was accepted."""
+        # An error that this version does not know says nothing for sure, nor what may pass.
+        final = error.definite and not error.retriable and type(error) is not BrokerError
+        if self._history is not None and final and not isinstance(error, ChannelNotFound):
+            self._history.refused_whole(call, error.code)
+
     def _refusals(self, call: Call) -> Any:
         for index in range(call.start, call.stop):
             error = call.batch.errors.get(index)
             if error is not None and error.message != "moved":
                 yield error
 
-    def _connected(self) -> Pipeline:
-        if self._pipeline is None:
-            uri = self._address.uri(self._create, self._policy_wanted)
-            self._pipeline = Pipeline(uri, self._timeout_s)
-        return self._pipeline
-
-    def _open_with_retries(self) -> dict[str, Any]:
-        """Open in the constructing thread, so that a wrong address shows at once."""
-        deadline = time.monotonic() + min(self._give_up_s, self._timeout_s)
-        attempt = 0
-        while True:
-            try:
-                opened: dict[str, Any] = self._connected().call(
-                    "open_publisher", self.publisher
-                )
-                self._epoch = opened["epoch"]
-                self._release()  # the connection belongs to this thread; the sender makes its own
-                return opened
-            except BrokerError as error:
-                self._release()
-                self._address.forget()
-                if not error.retriable or time.monotonic() > deadline:
-                    raise
-                self._abandoned.wait(pause_s(attempt, error))
-                attempt += 1
-
     def _disconnect(self) -> None:
         """The outcome of whatever was under way is unknown: it is sent again as it was."""
-        self._release()
-        self._address.forget()
+        self._calls.clear()
+        self._link.forget()
         with self._changed:
             self._outbox.unknown()
             self._tell()
-
-    def _release(self) -> None:
-        self._calls.clear()
-        if self._pipeline is not None:
-            self._pipeline.close()
-            self._pipeline = None
 
     def _give_up(self, error: BrokerError) -> None:
         """Every open receipt gets the error; a fenced publisher is closed for good."""
@@ -495,8 +492,3 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
-
-
-def _folded(values: list[int]) -> list[int] | int:
-    """A column that is all the same, given once."""
-    return values[0] if values.count(values[0]) == len(values) else values

@@ -14,83 +14,29 @@ carry it, and report what came back. The rules that keep a partition whole:
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Sequence
+from typing import Any, Protocol, Sequence
 
 from broker.errors import BrokerError, ChannelFull, LimitReached
+from publisher.batch import Batch, Call, Learn, Moved, follow
+
+__all__ = ["Batch", "Call", "Learn", "Outbox", "Watcher", "follow"]
 
 
-class Batch:
-    """Messages that gathered together, column by column, and what became of them."""
+class Watcher(Protocol):
+    """Who is told what became of calls, at the moment when the outbox learns it."""
 
-    __slots__ = (
-        "partitions", "bodies", "formats", "timestamps", "priorities", "extras", "size",
-        "formed_upto", "resolved_upto", "calls", "errors",
-    )  # fmt: skip
+    def refused(self, call: Call, runs: Sequence[Sequence[Any]]) -> None:
+        """Not all of a call was accepted; it still has all its runs."""
 
-    def __init__(self) -> None:
-        self.partitions: list[str] = []
-        self.bodies: list[bytes] = []
-        self.formats: list[int] = []
-        self.timestamps: list[int] = []
-        self.priorities: dict[int, int] = {}
-        self.extras: dict[int, dict[str, Any]] = {}
-        self.size = 0
-        self.formed_upto = 0
-        self.resolved_upto = 0
-        self.calls: list[Call] = []
-        self.errors: dict[int, BrokerError] = {}
+    def answered(self, call: Call) -> None:
+        """What the call still has was accepted, and is durable."""
 
-    def outcome(self, index: int) -> tuple[int, bool] | BrokerError | None:
-        """(sequence, duplicate), the error, or None while it is open."""
-        if index >= self.resolved_upto:
-            return None
-        error = self.errors.get(index)
-        if error is not None:
-            return error
-        for call in self.calls:
-            if call.start <= index < call.stop:
-                return call.sequence_of(index)
-        raise AssertionError(f"message {index} was resolved by no call")
+    def unknown(self) -> None:
+        """Nobody knows what becomes of the calls that are neither refused nor answered."""
 
-
-@dataclass(slots=True)
-class Call:
-    """One publish call: the messages start..stop of a batch, gathered into runs."""
-
-    batch: Batch
-    start: int
-    stop: int
-    partitions: list[str]
-    firsts: list[int]
-    counts: list[int]
-    order: Sequence[int] | None  # index of each message in the batch, run after run; None: as is
-    resent: bool = False
-    record: int = 0
-    duplicates: frozenset[int] = frozenset()  # indexes in the batch
-
-    def column(self, values: Sequence[Any]) -> list[Any]:
-        """A column of the batch in the order of the runs."""
-        if self.order is None:
-            return list(values[self.start : self.stop])
-        return [values[index] for index in self.order]
-
-    def sequence_of(self, index: int) -> tuple[int, bool]:
-        """The sequence that a message of the batch was given."""
-        place = index - self.start if self.order is None else list(self.order).index(index)
-        for first, count in zip(self.firsts, self.counts):
-            if place < count:
-                return first + place, index in self.duplicates
-            place -= count
-        raise AssertionError(f"message {index} is in no run")
-
-
-@dataclass(slots=True)
-class Learn:
-    """The next sequences of these partitions must be asked for before a call can be formed."""
-
-    partitions: list[str]
+    def gave_up(self, count: int) -> None:
+        """So many messages will not be sent again."""
 
 
 class Outbox:
@@ -118,6 +64,8 @@ class Outbox:
         self._retries: list[Batch] = []  # refused while other calls are under way
         self._unconfirmed: deque[Call] = deque()
         self._room: int | None = None
+        self._formed = 0
+        self.watcher: Watcher | None = None
 
     # Taking messages.
 
@@ -276,7 +224,8 @@ class Outbox:
         firsts = [nexts[name] for name in names]
         for name, first, count in zip(names, firsts, counts):
             nexts[name] = first + count
-        return Call(batch, start, stop, names, firsts, counts, order)
+        self._formed += 1
+        return Call(batch, start, stop, names, firsts, counts, order, number=self._formed)
 
     # What came back.
 
@@ -291,6 +240,7 @@ class Outbox:
         room = reply["room"]
         self._room = room if room < self.batch_count_max * (self.under_way_max + 1) else None
         call.record = reply["record"]
+        call.duplicate_count = reply["duplicates"]
         if reply["duplicates"]:
             call.duplicates = _duplicates(call, reply)
         if reply["refused"]:
@@ -302,6 +252,8 @@ class Outbox:
 
     def _split(self, call: Call, reply: dict[str, Any]) -> None:
         """Part of the call went through. The rest is refused for good, or goes again by itself."""
+        if self.watcher is not None:
+            self.watcher.refused(call, reply["runs"])
         names: list[str] = []
         firsts: list[int] = []
         counts: list[int] = []
@@ -350,7 +302,7 @@ class Outbox:
                 batch.priorities[place] = old.priorities[index]
             if index in old.extras:
                 batch.extras[place] = old.extras[index]
-            old.errors[index] = _Moved(batch, place)
+            old.errors[index] = Moved(batch, place)
         batch.size = sum(map(len, batch.bodies))
         self._retries.append(batch)
 
@@ -359,6 +311,8 @@ class Outbox:
         while self._unconfirmed and self._unconfirmed[0].record <= record:
             call = self._unconfirmed.popleft()
             call.batch.calls.append(call)
+            if self.watcher is not None:
+                self.watcher.answered(call)
             self._resolve(call)
 
     def _resolve(self, call: Call) -> None:
@@ -367,7 +321,7 @@ class Outbox:
         moved = sum(
             1
             for index, error in batch.errors.items()
-            if isinstance(error, _Moved) and call.start <= index < call.stop
+            if isinstance(error, Moved) and call.start <= index < call.stop
         )
         count = call.stop - call.start - moved
         self.count -= count
@@ -377,11 +331,13 @@ class Outbox:
             self.size -= sum(
                 len(batch.bodies[index])
                 for index in range(call.start, call.stop)
-                if not isinstance(batch.errors.get(index), _Moved)
+                if not isinstance(batch.errors.get(index), Moved)
             )
 
     def unknown(self) -> None:
         """The connection broke: everything not confirmed is sent again, in order, as it was."""
+        if self.watcher is not None:
+            self.watcher.unknown()
         calls: list[Call] = []
         for call in [*self._unconfirmed, *self._under_way]:
             call.resent = True
@@ -426,6 +382,8 @@ class Outbox:
         self._next.clear()
         self.known = True  # whatever was sent may have arrived
         self._room = None
+        if self.watcher is not None:
+            self.watcher.gave_up(self.count)
         self.count = self.size = 0
 
 
@@ -439,22 +397,6 @@ def _duplicates(call: Call, reply: dict[str, Any]) -> frozenset[int]:
             found.update(order[at : at + run[4]])
         at += count
     return frozenset(found)
-
-
-class _Moved(BrokerError):
-    """Not an error: the message travels in another batch now."""
-
-    def __init__(self, batch: Batch, index: int) -> None:
-        super().__init__("moved")
-        self.batch = batch
-        self.index = index
-
-
-def follow(batch: Batch, index: int) -> tuple[Batch, int]:
-    """Where a message is now."""
-    while isinstance(moved := batch.errors.get(index), _Moved):
-        batch, index = moved.batch, moved.index
-    return batch, index
 
 
 def _refusal(reason: str, reply: dict[str, Any]) -> BrokerError:

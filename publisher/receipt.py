@@ -8,7 +8,7 @@ import time
 from typing import NamedTuple
 
 from broker.errors import BrokerError, BrokerUnavailable
-from publisher.outbox import Batch, follow
+from publisher.batch import Batch, follow
 
 
 class Accepted(NamedTuple):

@@ -14,6 +14,7 @@ What may not live here: what one of these threads does in its loop.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -22,7 +23,9 @@ from typing import Any, Callable
 
 from broker import wire
 from broker.errors import BadRequest
+from broker.history import HistoryFile
 from broker.remote.lookup import ChannelAddress
+from subscriber.history import SubscriberHistory, subscriber_identity
 from subscriber.keeper import CallbackObject, Keeper
 from subscriber.settler import Settler
 from subscriber.shared import Handler, Shared
@@ -52,6 +55,7 @@ class Subscriber:
         give_up_s: how long a broker may be away before ``run`` ends with an error.
         stop_s: how long a running handler is waited for when the subscriber stops; one that takes
             longer loses its message to another subscriber.
+        history: a directory for a file of what this subscriber saw; see ``subscriber.history``.
 
     A handler that returns has acknowledged. One that raises, or calls ``message.nack``, gets the
     message again, after the channel's back-off, up to its number of attempts.
@@ -70,6 +74,7 @@ class Subscriber:
         timeout_s: float = 10.0,
         give_up_s: float = 60.0,
         stop_s: float = 30.0,
+        history: str | os.PathLike[str] | None = None,
     ) -> None:
         self._stop_s = stop_s
         self.subscriber = wire.check_id(subscriber, "subscriber id")
@@ -84,6 +89,7 @@ class Subscriber:
             self.subscriber, self.channel, self.subscription,
             prefetch=prefetch, concurrency=concurrency, timeout_s=timeout_s,
         )  # fmt: skip
+        self._history_file = None if history is None else self._open_history(history)
         self._workers = Workers(self._shared)
         self._settler = Settler(self._shared)
         self._keeper = Keeper(
@@ -117,6 +123,11 @@ class Subscriber:
     def stopping(self) -> bool:
         """Whether it was asked to end, by whatever; it stays so after the end."""
         return self._shared.stopping.is_set()
+
+    @property
+    def history_failed(self) -> bool:
+        """Whether there should be a history and it has ended early, as on a full disk."""
+        return self._history_file is not None and self._history_file.failed
 
     def start(self) -> Subscriber:
         """Subscribe and begin to handle in the background. Raises if no broker can be reached."""
@@ -182,6 +193,7 @@ class Subscriber:
             self._threads[-1].join(KEEPER_END_S)
         self._keeper.leave()
         self._keeper.close_daemon()
+        self._close_history()
 
     def __enter__(self) -> Subscriber:
         return self.start()
@@ -227,6 +239,26 @@ class Subscriber:
         self._shared.settle_now.set()
         self.recalled(epochs, uptos)
         return uptos
+
+    # The history.
+
+    def _open_history(self, directory: str | os.PathLike[str]) -> HistoryFile:
+        shared = self._shared
+        identity = subscriber_identity(
+            self.subscriber, shared.session_id, self.channel, self.subscription
+        )
+        file = HistoryFile(directory, identity)
+        shared.history = SubscriberHistory(file.append)
+        shared.session.recording = True
+        return file
+
+    def _close_history(self) -> None:
+        """End it, unless a handler is still running: what becomes of that is written later."""
+        ended = not any(thread.is_alive() for thread in self._threads)
+        if self._shared.history is not None and self._history_file is not None and ended:
+            self._settler.note_finished()
+            self._shared.history.closed()
+            self._history_file.close()
 
     # Threads and signals.
 

@@ -109,6 +109,7 @@ class Keeper:
                 shared.session.lose(before)
                 shared.nacks.clear()
             made_anew = shared.origin[2] not in (0, reply["generation"])
+            self._note_subscribed(reply, made_anew)
             if made_anew:
                 shared.session.forget()
             shared.policy = Policy.from_dict(reply["policy"])
@@ -119,6 +120,16 @@ class Keeper:
         shared.settle_now.set()
         if made_anew:
             self._subscribe()  # what came before we knew is sent again to the same session
+
+    def _note_subscribed(self, reply: dict[str, Any], made_anew: bool) -> None:
+        """Write it into the history, under the lock; what is of another generation before it."""
+        history = self._shared.history
+        if history is None:
+            return
+        stretches = self._shared.session.take_finished() if made_anew else None
+        if stretches is not None:
+            history.finished(stretches)
+        history.subscribed(reply["resumed"], reply["generation"])
 
     def _open_daemon(self, channel_uri: str) -> None:
         host = _local_address(channel_uri)

@@ -18,6 +18,7 @@ from itertools import chain, islice, repeat
 from typing import Any, Sequence
 
 from broker.wire import expand
+from subscriber.history import Stretches
 
 #: (position, attempt, timestamp, sequence, priority, format, body, extras)
 Item = tuple[int, int, int, int, int, int, bytes, "dict[str, Any] | None"]
@@ -32,7 +33,7 @@ class Assignment:
 
     __slots__ = (
         "epoch", "publisher", "partition", "items", "cursor", "received_upto", "started", "done",
-        "acked", "closed", "keep_upto", "queued", "lost",
+        "acked", "closed", "keep_upto", "queued", "lost", "seen", "noted",
     )  # fmt: skip
 
     def __init__(self, epoch: int, publisher: str, partition: str, first: int) -> None:
@@ -49,6 +50,9 @@ class Assignment:
         self.keep_upto = 0  # once closed: what is started up to here is still finished
         self.queued = False  # in the ready line or with a worker
         self.lost = False  # taken away: it may be somebody else's by now
+        # For the history, and only if there is one: (position, sum of the sequences so far) of the
+        # last message that was handled, set before ``done``; and of the last one that was noted.
+        self.seen = self.noted = (first - 1, 0)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -77,6 +81,9 @@ class Session:
         self._ended: dict[int, int] = {}
         self._handled: OrderedDict[tuple[str, str], int] = OrderedDict()
         self._sent: tuple[list[int], list[int], list[list[int]]] | None = None
+        self.recording = False  # whether ``take_finished`` will be asked
+        self._recorded: dict[Assignment, None] = {}  # those that may have something to note
+        self._stretches: list[tuple[int, int, int, int]] = []  # noted apart from the rest
 
     # Receiving.
 
@@ -120,6 +127,10 @@ class Session:
         """Messages that were handled before their ack got lost are done, not handled again."""
         handled = min(self._handled.get(assignment.key, 0), assignment.received_upto)
         if handled > assignment.done and not assignment.queued:
+            if self.recording:
+                # What is recognised was handled, and noted, before.
+                self._stretch(assignment)
+                assignment.seen = assignment.noted = (handled, assignment.seen[1])
             assignment.started = assignment.done = handled
             assignment.items = [item for item in assignment.items if item[0] > handled]
             self.dirty[assignment] = None
@@ -139,6 +150,8 @@ class Session:
             elif assignment.cursor < len(assignment.items):
                 taken.append(assignment)
                 dirty[assignment] = None
+                if self.recording:
+                    self._recorded[assignment] = None
             else:
                 assignment.queued = False
         return taken
@@ -238,6 +251,31 @@ class Session:
         self._sent = (epochs, uptos, delays)
         return self._sent
 
+    def take_finished(self) -> Stretches | None:
+        """What was handled since the last time; None when there is nothing.
+
+        Asked after ``take_acks``, it covers what those acks cover: ``seen`` is set before ``done``.
+        """
+        for assignment in list(self._recorded):
+            # First look whether a worker has it: what it does after that is for the next time.
+            queued = assignment.queued
+            self._stretch(assignment)
+            if not queued:
+                del self._recorded[assignment]
+        if not self._stretches:
+            return None
+        columns = Stretches(*map(list, zip(*self._stretches)))
+        self._stretches.clear()
+        return columns
+
+    def _stretch(self, assignment: Assignment) -> None:
+        seen, noted = assignment.seen, assignment.noted
+        if seen is not noted:
+            assignment.noted = seen
+            self._stretches.append(
+                (assignment.epoch, noted[0] + 1, seen[0] - noted[0], seen[1] - noted[1])
+            )
+
     def confirmed(self, stale: Sequence[int] = ()) -> None:
         """The broker has the acks durably; stale ones belong to assignments that are lost.
 
@@ -300,6 +338,7 @@ class Session:
         self._closed.clear()
         self._handled.clear()
         self._ended.clear()
+        self._recorded.clear()  # an epoch of before would be taken for another one
 
     @property
     def idle(self) -> bool:

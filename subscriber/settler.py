@@ -90,6 +90,7 @@ class Settler:
             handled = shared.handled
             acks = shared.session.take_acks()
             nacks = list(shared.nacks)
+        self.note_finished()
         if acks is not None:
             reply = invoke(
                 proxy, "settle", shared.subscription, shared.subscriber, shared.session_id, *acks
@@ -110,6 +111,15 @@ class Settler:
                 shared.session.nacked(epoch)
         if acks is not None or nacks:
             shared.renew(began)
+
+    def note_finished(self) -> None:
+        """Write what was handled into the history, before any ack of it is sent."""
+        shared = self._shared
+        if shared.history is not None:
+            with shared.changed:
+                stretches = shared.session.take_finished()
+            if stretches is not None:
+                shared.history.finished(stretches)
 
     def _not_settled(self, error: BrokerError) -> None:
         """A call failed: it is tried again, and the keeper finds out what is the matter."""

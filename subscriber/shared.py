@@ -16,6 +16,7 @@ from typing import Any, Callable
 from broker.core.policy import Policy
 from broker.errors import BrokerError
 from broker.pyro_setup import Proxy
+from subscriber.history import SubscriberHistory
 from subscriber.message import Message
 from subscriber.session import Session
 
@@ -49,6 +50,7 @@ class Shared:
         self.timeout_s = timeout_s
         self.session_id = secrets.token_hex(8)
         self.handler: Handler | None = None
+        self.history: SubscriberHistory | None = None  # set before the threads start
         # State, all guarded by the lock of ``changed``.
         self.changed = threading.Condition(threading.Lock())
         self.session = Session()

@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import time
 
+from subscriber.history import SLOW_S
 from subscriber.message import Message
-from subscriber.session import Assignment
+from subscriber.session import Assignment, Item
 from subscriber.shared import ACK_INTERVAL_S, Shared
 
 log = logging.getLogger("fairlead.subscriber")
@@ -82,6 +83,8 @@ class Workers:
         handler, origin, stopping = shared.handler, shared.origin, shared.stopping
         assert handler is not None
         counted, alone = shared.count_max is not None, shared.concurrency == 1
+        noting = note = shared.history is not None  # note: the next one has a line of its own
+        total = assignment.seen[1]
         delay_s = shared.policy.delay_ms / 1000
         items = assignment.items
         clock = time.monotonic
@@ -102,6 +105,8 @@ class Workers:
                     shared.count_back()
                     return True
                 begun = clock()
+            if note:
+                self._note_started(assignment, item)
             message = Message(assignment, item, origin)
             try:
                 handler(message)
@@ -115,11 +120,15 @@ class Workers:
             if counted:
                 shared.count_ended()
             if message.verdict is not None:
-                self._failed(assignment, position, message.verdict)
+                self._failed(assignment, item, message.verdict)
                 return True
             if ended - begun >= delay_s:
                 delay = [assignment.epoch, position, int((ended - begun) * 1000)]
                 shared.session.delays.append(delay)
+            if noting:
+                total += item[3]
+                assignment.seen = (position, total)
+                note = ended - begun > SLOW_S
             assignment.done = position
             begun = ended
             if ended - acked_at > ACK_INTERVAL_S:
@@ -136,12 +145,22 @@ class Workers:
             exc_info=log.isEnabledFor(logging.DEBUG),
         )  # fmt: skip
 
+    def _note_started(self, assignment: Assignment, item: Item) -> None:
+        history = self._shared.history
+        assert history is not None
+        history.started(
+            assignment.publisher, assignment.partition, assignment.epoch, item[0], item[3], item[1]
+        )
+
     def _failed(
-        self, assignment: Assignment, position: int, verdict: tuple[float | None, bool, str]
+        self, assignment: Assignment, item: Item, verdict: tuple[float | None, bool, str]
     ) -> None:
         """Close the assignment and leave the nack for the settler."""
         shared = self._shared
+        position = item[0]
         delay_s, final, reason = verdict
+        if shared.history is not None:
+            shared.history.failed(assignment.epoch, position, item[3], item[1], reason[:500])
         with shared.changed:
             shared.session.failed(assignment)
             if not assignment.lost:

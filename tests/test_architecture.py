@@ -22,22 +22,29 @@ MAY_IMPORT = {
     "broker/core": ("broker.core", "broker.errors"),
     "broker/wire.py": ("broker.core", "broker.errors"),
     "broker/journal": ("broker.journal", "broker.core", "broker.errors"),
+    "broker/history.py": ("broker.errors",),
     "broker/pyro_setup.py": ("broker.errors",),
     "broker/remote": ("broker.remote", "broker.errors", "broker.pyro_setup"),
     "broker/server": ("broker",),
-    "publisher/outbox.py": ("broker.errors",),
+    "publisher/batch.py": ("broker.errors",),
+    "publisher/outbox.py": ("publisher.batch", "broker.errors"),
+    "publisher/history.py": ("publisher.batch",),
     "publisher": (
         "publisher", "broker.errors", "broker.wire", "broker.core.policy", "broker.pyro_setup",
         "broker.remote", "broker",
     ),
-    "subscriber/session.py": ("broker.wire",),
+    "subscriber/session.py": ("broker.wire", "subscriber.history"),
+    "subscriber/history.py": (),
     "subscriber": (
         "subscriber", "broker.errors", "broker.wire", "broker.core.policy", "broker.pyro_setup",
         "broker.remote", "broker",
     ),
 }  # fmt: skip
 
-PURE = ("broker/core", "broker/wire.py", "publisher/outbox.py", "subscriber/session.py")
+PURE = (
+    "broker/core", "broker/wire.py", "publisher/batch.py", "publisher/outbox.py",
+    "publisher/history.py", "subscriber/session.py", "subscriber/history.py",
+)  # fmt: skip
 
 
 def relative(path: Path) -> str:

@@ -4,15 +4,21 @@ One ``Journal`` is one store (a SQLite file, later a PostgreSQL database) with t
 channels in it. Each channel's sequence is dense from 1. An append names the sequence it expects to
 write, so a broker that has lost a channel to another one collides with it and learns so.
 
+The oldest records of a channel may have been archived and trimmed. Its journal then starts after
+its ``base``, which holds the state of the channel at that point.
+
 ``append`` only queues: it may be called under a channel's lock and does no I/O. One writer thread
 commits what has gathered, in one transaction, and then wakes everybody who waits for it.
 """
 
 from __future__ import annotations
 
-from typing import Iterator, Protocol, Sequence
+from typing import TYPE_CHECKING, Iterator, Protocol, Sequence
 
 from broker.core.records import Record
+
+if TYPE_CHECKING:
+    from broker.journal.bases import Base
 
 
 class Journal(Protocol):
@@ -44,8 +50,16 @@ class Journal(Protocol):
         """
         ...
 
-    def read(self, channel: str, first: int = 1) -> Iterator[tuple[int, Record]]:
-        """The channel's durable records from ``first`` on, checked: raises JournalCorrupt."""
+    def base(self, channel: str) -> Base:
+        """Where the channel's journal starts: ``NO_BASE`` unless it was trimmed."""
+        ...
+
+    def read(self, channel: str, first: int | None = None) -> Iterator[tuple[int, Record]]:
+        """The channel's durable records from ``first`` on, checked: raises JournalCorrupt.
+
+        Without ``first`` from the first one that was not trimmed. When ``first`` was trimmed, also
+        while the caller was reading towards it: JournalGap, with ``archived`` in its details.
+        """
         ...
 
     def drop(self, channel: str) -> None:

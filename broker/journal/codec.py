@@ -138,8 +138,8 @@ def encode(channel: str, sequence: int, record: Record, previous: int) -> Row:
     return (*head, check, packed_runs, packed_bodies)
 
 
-def decode(row: Sequence[Any], previous: int) -> Record:
-    """The record of ``row``, equal to the one that was encoded; raises JournalCorrupt."""
+def check_link(row: Sequence[Any], previous: int) -> None:
+    """Whether ``row`` is the chain's next link after ``previous``; raises JournalCorrupt."""
     try:
         *head, check, runs, bodies = row
         found = checksum(previous, head, runs, bodies)
@@ -152,6 +152,16 @@ def decode(row: Sequence[Any], previous: int) -> Record:
             row[CHANNEL], row[SEQUENCE],
             f"the checksum does not match: stored {check!r}, computed {found} after {previous}",
         )  # fmt: skip
+
+
+def decode(row: Sequence[Any], previous: int) -> Record:
+    """The record of ``row``, equal to the one that was encoded; raises JournalCorrupt."""
+    check_link(row, previous)
+    return restore(row)
+
+
+def restore(row: Sequence[Any]) -> Record:
+    """The record of a row that has passed :func:`check_link`; raises JournalCorrupt."""
     try:
         return _restore(row)
     # A damaged blob can make msgpack and the record's constructor fail in any way they know.
@@ -159,6 +169,12 @@ def decode(row: Sequence[Any], previous: int) -> Record:
         raise corrupt(
             row[CHANNEL], row[SEQUENCE], f"the record cannot be decoded: {error!r}"
         ) from error
+
+
+def published_runs(runs: bytes) -> tuple[list[str], list[int], list[int]]:
+    """The partitions, firsts and counts out of the packed runs of a Published row."""
+    values = _unpack(runs)
+    return values["partitions"], values["firsts"], values["counts"]
 
 
 def _pack(value: Any) -> bytes:

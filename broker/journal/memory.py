@@ -2,7 +2,8 @@
 
 It has no thread and no clock, so a run with it repeats exactly. What a disk does by itself, a
 script does here: :meth:`MemoryJournal.sync` makes durable what was appended, ``lose_unsynced`` is
-the crash that forgets the rest, ``fail_next`` makes the next sync fail as a disk would.
+the crash that forgets the rest, ``fail_next`` makes the next sync fail as a disk would, ``trim``
+removes what was archived.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Iterator, Literal, Sequence
 
 from broker.core.records import Record
 from broker.errors import JournalError
-from broker.journal.codec import CHECKSUM, CHECKSUM_START, SEQUENCE, Row, decode, encode
+from broker.journal.bases import Base, archived, checked_base, state_checksum
+from broker.journal.codec import CHECKSUM, SEQUENCE, Row, decode, encode
 from broker.journal.faults import gap, mismatch
 
 
@@ -30,8 +32,9 @@ class MemoryJournal:
             raise ValueError(f"durability is 'fsync' or 'flush', not {durability!r}")
         self.durability = durability
         self.auto_sync = auto_sync
-        self._rows: dict[str, list[Row]] = {}
-        self._synced: dict[str, int] = {}
+        self._rows: dict[str, list[Row]] = {}  # those after the base
+        self._bases: dict[str, tuple[int, int, bytes, int]] = {}  # as a row of a store's bases
+        self._synced: dict[str, int] = {}  # the last synced sequence
         self._fault: Exception | None = None
         self._failure: JournalError | None = None
         self._closed = False
@@ -47,10 +50,11 @@ class MemoryJournal:
             if not record.durable:
                 raise JournalError(f"channel {channel!r}: {record.kind} is never journaled")
         rows = self._rows.get(channel, [])
-        if expected != len(rows) + 1:
-            raise mismatch(channel, expected, len(rows) + 1)
+        following = self._end(channel) + 1
+        if expected != following:
+            raise mismatch(channel, expected, following)
         added: list[Row] = []
-        previous = rows[-1][CHECKSUM] if rows else CHECKSUM_START
+        previous = rows[-1][CHECKSUM] if rows else self.base(channel).checksum
         for sequence, record in enumerate(records, expected):
             added.append(encode(channel, sequence, record, previous))
             previous = added[-1][CHECKSUM]
@@ -63,7 +67,7 @@ class MemoryJournal:
     def durable(self, channel: str) -> int:
         """The last sequence of the channel that is durable in the sense of ``durability``."""
         if self.durability == "flush" and self._failure is None:
-            return len(self._rows.get(channel, ()))
+            return self._end(channel)
         return self._synced.get(channel, 0)
 
     def wait_durable(
@@ -75,13 +79,25 @@ class MemoryJournal:
         self._raise_failure()
         return False
 
-    def read(self, channel: str, first: int = 1) -> Iterator[tuple[int, Record]]:
-        """The channel's durable records from ``first`` on, checked: raises JournalCorrupt."""
+    def base(self, channel: str) -> Base:
+        """Where the channel's journal starts: ``NO_BASE`` unless it was trimmed."""
+        return checked_base(channel, self._bases.get(channel))
+
+    def read(self, channel: str, first: int | None = None) -> Iterator[tuple[int, Record]]:
+        """The channel's durable records from ``first`` on, checked: raises JournalCorrupt.
+
+        Without ``first`` from the first one that was not trimmed.
+        """
+        base = self.base(channel)
+        first = base.sequence + 1 if first is None else first
         if first < 1:
             raise JournalError(f"channel {channel!r}: journal sequences start at 1, not {first}")
-        rows = self._rows.get(channel, [])[: self.durable(channel)]
-        previous = rows[first - 2][CHECKSUM] if 1 < first <= len(rows) + 1 else CHECKSUM_START
-        for sequence, row in enumerate(rows[first - 1 :], first):
+        if first <= base.sequence:
+            raise archived(channel, first, base)
+        rows = self._rows.get(channel, [])[: self.durable(channel) - base.sequence]
+        skipped = first - base.sequence - 1
+        previous = rows[skipped - 1][CHECKSUM] if 0 < skipped <= len(rows) else base.checksum
+        for sequence, row in enumerate(rows[skipped:], first):
             if row[SEQUENCE] != sequence:
                 raise gap(channel, sequence, f"the next one that exists is {row[SEQUENCE]}")
             record = decode(row, previous)
@@ -92,6 +108,7 @@ class MemoryJournal:
         """Remove a deleted channel's records; the removal is synced at once."""
         self._raise_failure()
         self._rows.pop(channel, None)
+        self._bases.pop(channel, None)
         self._synced.pop(channel, None)
 
     def close(self) -> None:
@@ -115,10 +132,25 @@ class MemoryJournal:
     def lose_unsynced(self) -> None:
         """Crash and start again: all that was not synced is gone, and so is an earlier failure."""
         for channel in list(self._rows):
-            del self._rows[channel][self._synced.get(channel, 0) :]
-            if not self._rows[channel]:
+            base = self._bases.get(channel, (0,))[0]
+            del self._rows[channel][self._synced.get(channel, 0) - base :]
+            if not self._rows[channel] and not base:
                 del self._rows[channel]
         self.reopen()
+
+    def trim(self, channel: str, base: Base) -> int:
+        """Remove the synced records up to ``base``; returns how many. Never moves a base back."""
+        before = self.base(channel)
+        if base.sequence <= before.sequence:
+            return 0
+        if base.sequence > self._synced.get(channel, 0):
+            raise JournalError(f"channel {channel!r}: record {base.sequence} is not synced yet")
+        rows, count = self._rows[channel], base.sequence - before.sequence
+        if rows[count - 1][CHECKSUM] != base.checksum:
+            raise JournalError(f"channel {channel!r}: the base belongs to another journal")
+        self._bases[channel] = (*base, state_checksum(channel, base))
+        del rows[:count]
+        return count
 
     def reopen(self) -> None:
         """Start again on the same store: what was written is there, a failure is forgotten."""
@@ -134,7 +166,11 @@ class MemoryJournal:
                 self._failure = JournalError(f"store in memory: cannot write: {error!r}")
                 self._failure.__cause__ = error
             return
-        self._synced = {channel: len(rows) for channel, rows in self._rows.items()}
+        self._synced = {channel: self._end(channel) for channel in self._rows}
+
+    def _end(self, channel: str) -> int:
+        """The last sequence that was written."""
+        return self._bases.get(channel, (0,))[0] + len(self._rows.get(channel, ()))
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

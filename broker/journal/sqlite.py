@@ -26,9 +26,10 @@ from typing import Callable, Iterator, Literal, Sequence
 
 from broker.core.records import Record
 from broker.errors import JournalError
+from broker.journal.bases import Base
 from broker.journal.codec import BODIES, CHECKSUM, CHECKSUM_START, RUNS, Row, encode
 from broker.journal.faults import mismatch
-from broker.journal.sqlite_reader import read_channel
+from broker.journal.sqlite_reader import read_base, read_channel
 from broker.journal.sqlite_schema import translate
 from broker.journal.sqlite_store import Store
 
@@ -152,8 +153,15 @@ class SqliteJournal:
             self._raise_failure()
             return False
 
-    def read(self, channel: str, first: int = 1) -> Iterator[tuple[int, Record]]:
-        """The channel's durable records from ``first`` on, checked: raises JournalCorrupt."""
+    def base(self, channel: str) -> Base:
+        """Where the channel's journal starts: ``NO_BASE`` unless it was trimmed."""
+        return read_base(self.path, channel)
+
+    def read(self, channel: str, first: int | None = None) -> Iterator[tuple[int, Record]]:
+        """The channel's durable records from ``first`` on, checked: raises JournalCorrupt.
+
+        Without ``first`` from the first one that was not trimmed.
+        """
         return read_channel(self.path, channel, first, self.durable(channel))
 
     def drop(self, channel: str) -> None:

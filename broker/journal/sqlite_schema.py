@@ -1,11 +1,15 @@
 """What a SQLite store looks like: its tables, how one is made, and the checks before one is used.
 
-Everything here works on a path and read-only connections, except :func:`create`. A store that is
-refused must be left exactly as it is, and a connection that may write would tidy up after itself:
-on closing it folds the write-ahead log, without its damaged part, into the main file.
+Everything here works on a path and read-only connections, except :func:`create` and
+:func:`migrate`. A store that is refused must be left exactly as it is, and a connection that may
+write would tidy up after itself: on closing it folds the write-ahead log, without its damaged
+part, into the main file.
 
 ``heads`` has the end of each channel, ``store`` counts every write; triggers keep both, inside
-the statement that writes. ``writes = dropped + the sum of all heads`` at all times.
+the statement that writes. ``writes = dropped + the sum of all heads`` at all times. ``bases`` has
+the beginning of each channel that was trimmed; trimming is no write, and a head stays.
+
+Format 1 had no ``bases``. It is read as it is, and migrated when it is opened for writing.
 """
 
 from __future__ import annotations
@@ -20,12 +24,22 @@ from typing import Any, NamedTuple
 from broker.errors import JournalCorrupt, JournalError, JournalGap, JournalVersion
 from broker.journal.mark import Synced
 
-FORMAT = 1
+FORMAT = 2
+#: What can be read; a store of an older format is migrated before it is written.
+FORMATS = (1, FORMAT)
 APPLICATION_ID = 0x4661724C  # "FarL": tells `file` and other tools whose database this is
 
 # 4 KiB pages measured best: larger ones rewrite more per small commit and gain nothing for bodies.
 _PAGE_BYTES = 4096
 
+#: How long a connection waits for another one's write lock before SQLite says that it is busy.
+BUSY_TIMEOUT_S = 30.0
+
+_BASES = """
+CREATE TABLE bases (
+    channel TEXT PRIMARY KEY NOT NULL, sequence INTEGER NOT NULL, checksum INTEGER NOT NULL,
+    state BLOB NOT NULL, state_checksum INTEGER NOT NULL);
+"""
 _TABLES = f"""
 CREATE TABLE records (
     channel TEXT NOT NULL, sequence INTEGER NOT NULL, kind TEXT NOT NULL, at_ms INTEGER NOT NULL,
@@ -34,6 +48,7 @@ CREATE TABLE records (
     PRIMARY KEY (channel, sequence));
 CREATE TABLE heads (
     channel TEXT PRIMARY KEY NOT NULL, sequence INTEGER NOT NULL, checksum INTEGER NOT NULL);
+{_BASES}
 CREATE TABLE store (id BLOB NOT NULL, writes INTEGER NOT NULL, dropped INTEGER NOT NULL);
 INSERT INTO store VALUES (randomblob(16), 0, 0);
 CREATE TRIGGER record_written AFTER INSERT ON records BEGIN
@@ -128,11 +143,34 @@ def is_new(path: str, synced: Synced | None) -> bool:
 
 def create(path: str) -> None:
     """Make an empty store; a crash on the way leaves one that :func:`is_new` makes again."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+    with closing(
+        sqlite3.connect(path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
+    ) as connection:
         connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
         connection.executescript(f"BEGIN IMMEDIATE; {_TABLES} COMMIT;")
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring a store of an older format, which has passed :func:`check`, to this one."""
+    if format_of(connection) == FORMAT:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Somebody else may have done it while this one waited for the lock.
+        if format_of(connection) != FORMAT:
+            connection.execute(_BASES)
+            connection.execute(f"PRAGMA user_version = {FORMAT}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def format_of(connection: sqlite3.Connection) -> int:
+    """The format that a store says it has."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def check(path: str, synced: Synced | None) -> Contents:
@@ -148,14 +186,22 @@ def check(path: str, synced: Synced | None) -> Contents:
             )
         }
         channels = {channel for (channel,) in connection.execute(_CHANNELS_OF_RECORDS)} - {None}
+        bases: dict[str, int] = {}
+        if format_of(connection) >= 2:
+            bases = dict(connection.execute("SELECT channel, sequence FROM bases").fetchall())
     if len(rows) != 1:
         raise _disagrees(path, f"its table 'store' has {len(rows)} rows, not 1")
     contents = Contents(rows[0][0], rows[0][1], heads)
     if contents.writes != rows[0][2] + sum(head.sequence for head in heads.values()):
         raise _disagrees(path, f"{contents.writes} writes were counted, but {_ends(heads)}")
-    if channels - heads.keys():
-        names = ", ".join(map(repr, sorted(channels - heads.keys())))
+    headless = (channels | bases.keys()) - heads.keys()
+    if headless:
+        names = ", ".join(map(repr, sorted(headless)))
         raise _disagrees(path, f"there is no head for channel {names}")
+    for channel, sequence in bases.items():
+        if sequence > heads[channel].sequence:
+            reason = f"channel {channel!r} was trimmed up to {sequence}, but {_ends(heads)}"
+            raise _disagrees(path, reason)
     if synced is not None:
         _check_mark(path, contents, synced)
     return contents
@@ -163,8 +209,8 @@ def check(path: str, synced: Synced | None) -> Contents:
 
 def _check_format(connection: sqlite3.Connection, path: str) -> None:
     application = connection.execute("PRAGMA application_id").fetchone()[0]
-    version = connection.execute("PRAGMA user_version").fetchone()[0]
-    if (application, version) != (APPLICATION_ID, FORMAT):
+    version = format_of(connection)
+    if application != APPLICATION_ID or version not in FORMATS:
         raise JournalVersion(
             f"store {path} is not a Fairlead journal of format {FORMAT}: its application id is "
             f"{application:#x}, its format {version}. Use the version of Fairlead that wrote it",

@@ -12,24 +12,29 @@ pay it for each. That is why the store's bookkeeping is done by triggers.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sqlite3
 from contextlib import closing
 from itertools import chain
 from time import monotonic
-from typing import Sequence
+from typing import Any, Sequence
 
 from broker.errors import Deposed, JournalError
 from broker.journal.codec import CHANNEL, COLUMNS, SEQUENCE, Row
 from broker.journal.mark import Mark, Synced
 from broker.journal.sqlite_schema import (
+    BUSY_TIMEOUT_S,
     Head,
     check,
     connect_readonly,
     create,
     is_new,
+    migrate,
     translate,
 )
+
+log = logging.getLogger(__name__)
 
 # Prepared statements are kept per number of rows: each size up to 128, then 256. All of them
 # together take some 10 MB.
@@ -99,10 +104,11 @@ class Store:
         self._written(len(rows))
 
     def drop(self, channel: str) -> None:
-        """Remove a channel's records and its head."""
+        """Remove a channel's records, its base and its head."""
         connection = self._open_connection()
-        connection.execute("BEGIN IMMEDIATE")
+        self._lock_for_writing("BEGIN IMMEDIATE")
         connection.execute("DELETE FROM records WHERE channel = ?", (channel,))
+        connection.execute("DELETE FROM bases WHERE channel = ?", (channel,))
         removed = connection.execute("DELETE FROM heads WHERE channel = ?", (channel,)).rowcount
         connection.execute("COMMIT")
         self._written(removed)
@@ -136,7 +142,11 @@ class Store:
         afterwards finds little left to copy and does that.
         """
         started = monotonic()
-        with closing(sqlite3.connect(self.path, isolation_level=None)) as connection:
+        # A trim in another process does not disturb it: passive, it takes no write lock, and it
+        # reports a checkpoint that is under way elsewhere as a row, not as an error.
+        with closing(
+            sqlite3.connect(self.path, isolation_level=None, timeout=BUSY_TIMEOUT_S)
+        ) as connection:
             connection.execute("PRAGMA fullfsync = ON")
             connection.execute("PRAGMA wal_autocheckpoint = 0")
             connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -186,11 +196,13 @@ class Store:
             isolation_level=None,
             check_same_thread=False,
             cached_statements=_ROWS_EXACT_MAX + 16,
+            timeout=BUSY_TIMEOUT_S,
         )
         self._connection = connection
         connection.execute(f"PRAGMA synchronous = {'FULL' if self._sync_each_write else 'NORMAL'}")
         connection.execute("PRAGMA fullfsync = ON")  # without it a sync on macOS is none
         connection.execute("PRAGMA wal_autocheckpoint = 0")
+        migrate(connection)
         # An empty write makes SQLite create the log, so that its name can be synced below.
         connection.execute("UPDATE store SET writes = writes")
         self._wal_fd = os.open(self.path + "-wal", os.O_RDWR | os.O_CLOEXEC)
@@ -205,11 +217,11 @@ class Store:
 
     def _insert(self, rows: list[Row]) -> None:
         sql = "INSERT INTO records VALUES" + ",".join([_ROW_MARKS] * len(rows))
-        self._open_connection().execute(sql, list(chain.from_iterable(rows)))
+        self._lock_for_writing(sql, list(chain.from_iterable(rows)))
 
     def _insert_many(self, rows: list[Row]) -> None:
         connection = self._open_connection()
-        connection.execute("BEGIN IMMEDIATE")
+        self._lock_for_writing("BEGIN IMMEDIATE")
         start = 0
         while start < len(rows):
             left = len(rows) - start
@@ -217,6 +229,25 @@ class Store:
             self._insert(rows[start : start + size])
             start += size
         connection.execute("COMMIT")
+
+    def _lock_for_writing(self, sql: str, values: Sequence[Any] = ()) -> None:
+        """Run a statement that takes the write lock, however long somebody else holds it.
+
+        Busy is no failure: nothing was written and nothing is in doubt. A trim holds the lock for
+        moments, but its process may be stopped in one of them, and that must not end the broker.
+        """
+        connection = self._open_connection()
+        while True:
+            try:
+                connection.execute(sql, values)
+                return
+            except sqlite3.OperationalError as error:
+                if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
+                    raise
+                log.warning(
+                    "store %s: another process has held its write lock for %g s; waiting on",
+                    self.path, BUSY_TIMEOUT_S,
+                )  # fmt: skip
 
     def _written(self, writes: int) -> None:
         self._writes += writes

@@ -31,7 +31,8 @@ COMMANDS = dict(walk(get_command(app)))
 def test_the_commands_are_these() -> None:
     assert {" ".join(path) for path in COMMANDS if path} == {
         "up", "ns", "pub", "sub", "ls", "list_queues", "info", "subs", "list_consumers", "parked",
-        "ping", "check", "create", "delete", "redrive", "kill-queues", "journal", "journal verify",
+        "ping", "check", "create", "delete", "redrive", "export", "kill-queues",
+        "journal", "journal verify",
         "subscription", "subscription create", "subscription delete", "subscription ls",
     }  # fmt: skip
 
@@ -48,7 +49,7 @@ def test_every_option_has_its_environment_variable(path: tuple[str, ...]) -> Non
 
 READING = [
     "ls", "info", "subs", "parked", "ping", "check", "journal verify", "subscription ls",
-    "list_queues", "list_consumers", "sub",
+    "list_queues", "list_consumers", "sub", "export",
 ]  # fmt: skip
 
 

@@ -165,14 +165,14 @@ def test_a_store_whose_making_was_interrupted_is_made_again(tmp_path: Path) -> N
     assert contents_at(path) == {}
 
 
-@pytest.mark.parametrize("pragma", ["user_version = 2", "user_version = 0", "application_id = 1"])
+@pytest.mark.parametrize("pragma", ["user_version = 3", "user_version = 0", "application_id = 1"])
 def test_a_store_of_another_format_is_refused_as_such(tmp_path: Path, pragma: str) -> None:
     path = tmp_path / "journal.db"
     written(path)
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(f"PRAGMA {pragma}")
     connection.close()
-    with pytest.raises(JournalVersion, match="journal.db is not a Fairlead journal of format 1"):
+    with pytest.raises(JournalVersion, match="journal.db is not a Fairlead journal of format 2"):
         SqliteJournal(path)
 
 

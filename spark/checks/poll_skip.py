@@ -1,0 +1,28 @@
+"""poll-skip, int-poll-skip: the next position handed out of a line is the next one, none beyond it.
+
+Inside one batch the same fault has its own name: there no rebalancing can have come between.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+from spark.checks.check import of_kind, over_timeline, wrong_owner
+
+
+def _skips() -> Column:
+    stolen = F.col("in_flight") & wrong_owner()
+    return of_kind("Delivered") & (F.col("first") > F.col("delivered") + 1) & ~stolen
+
+
+def _within() -> Column:
+    return F.coalesce(F.col("sequence_before") == F.col("sequence"), F.lit(False))
+
+
+_DETAIL = "position {first} was handed out when the line had come to {delivered}"
+
+CHECKS = (
+    over_timeline("poll-skip", ("Delivered",), lambda: _skips() & ~_within(), _DETAIL),
+    over_timeline("int-poll-skip", ("Delivered",), lambda: _skips() & _within(), _DETAIL),
+)

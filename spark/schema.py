@@ -1,0 +1,117 @@
+"""The columns of a journal in Spark: names, types, and which of them a reader must work for.
+
+One row is one record. The columns of the store's row come first; what is packed in its ``runs``
+follows under the names of :mod:`broker.core.records`, as arrays with one item per run. Only the
+description lives here: no reading, no session.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+_LONG, _TEXT, _FLAG, _BYTES = LongType(), StringType(), BooleanType(), BinaryType()
+
+
+class Column(NamedTuple):
+    """One column of the frame."""
+
+    name: str
+    type: DataType
+    arrow: pa.DataType
+    about: str
+
+
+def _scalar(name: str, kind: DataType, about: str) -> Column:
+    arrow = {_LONG: pa.int64(), _TEXT: pa.string(), _FLAG: pa.bool_()}[kind]
+    return Column(name, kind, arrow, about)
+
+
+def _array(name: str, item: DataType, about: str) -> Column:
+    arrow = {_LONG: pa.int64(), _TEXT: pa.string(), _FLAG: pa.bool_(), _BYTES: pa.binary()}[item]
+    return Column(name, ArrayType(item), pa.list_(arrow), about)
+
+
+COLUMNS: Final = (
+    _scalar("channel", _TEXT, "the channel"),
+    _scalar("sequence", _LONG, "the record's place in the channel's journal: 1, 2, 3 ..."),
+    _scalar("kind", _TEXT, "what happened"),
+    _scalar("at_ms", _LONG, "when, by the broker's clock"),
+    _scalar("publisher", _TEXT, "of kinds that have one publisher"),
+    _scalar("subscriber", _TEXT, "who was given, acknowledged, left ..."),
+    _scalar("subscription", _TEXT, "the group"),
+    _scalar("count", _LONG, "how many messages the record speaks of"),
+    _scalar("intact", _FLAG, "the checksum continues that of the record before; NULL: not known"),
+    _scalar("epoch", _LONG, "the publisher's epoch; of Nacked: the assignment's"),
+    _scalar("position", _LONG, "Nacked, Parked: the message's position in its line"),
+    _scalar("attempt", _LONG, "Nacked, Parked: which attempt it was"),
+    _scalar("not_before_ms", _LONG, "Nacked: when the message is tried again"),
+    _scalar("size", _LONG, "Published: bytes of the bodies"),
+    _scalar("priority", _LONG, "Published: the highest one"),
+    _scalar("session", _TEXT, "tells the lives of a subscriber apart"),
+    _scalar("reason", _TEXT, "why it was taken back, parked, nacked, or why somebody left"),
+    _scalar("scope", _TEXT, "Parked: message or partition"),
+    _scalar("boot", _TEXT, "BrokerStarted: tells the lives of a broker apart"),
+    _scalar("policy", _TEXT, "ChannelCreated: the policy, as JSON"),
+    _scalar("given_up", _FLAG, "Redriven: the messages were dropped for good"),
+    _array("partitions", _TEXT, "of each run"),
+    _array("publishers", _TEXT, "of each run; one item when it is the same for all"),
+    _array("firsts", _LONG, "first sequence (Published ...) or position (Delivered ...) of a run"),
+    _array("counts", _LONG, "messages in each run"),
+    _array("sequences", _LONG, "Delivered: the sequence of each run's first message"),
+    _array("epochs", _LONG, "of each run's assignment"),
+    _array("attempts", _LONG, "Delivered: of each run's first message"),
+    _array("uptos", _LONG, "StaleAcked: the positions that came too late"),
+    _array("positions", _LONG, "Redriven: what was parked"),
+    _array("late", _LONG, "Delivered: indexes of messages older than one handed out before"),
+    _array("dropped", _LONG, "Published: indexes of messages whose id was known"),
+    _array("kept", _LONG, "Published: messages of each run that are kept; NULL: all of them"),
+    _array("offsets", _LONG, "Published, Delivered: the index of each run's first message"),
+    _array("delays_ms", _LONG, "Slowed: the delays that were too long"),
+    _array("timestamps", _LONG, "Published: microseconds, of the kept messages; one item if equal"),
+    _array("oldest", _LONG, "Published: the lowest timestamp of each run"),
+    _array("newest", _LONG, "Published: the highest timestamp of each run"),
+    _array("rising", _FLAG, "Published: whether the timestamps of a run never fall"),
+    Column(
+        "delays", ArrayType(ArrayType(_LONG)), pa.list_(pa.list_(pa.int64())),
+        "Acked: [run index, position, milliseconds] of slow messages",
+    ),
+    _scalar("bodies_crc", _LONG, "Published: CRC-32 over the joined bodies"),
+    _array("ids", _TEXT, "Published: the id that the user chose, of the kept messages"),
+    _array("formats", _LONG, "Published: of the kept messages; one item if equal"),
+    _array("bodies", _BYTES, "Published: of the kept messages"),
+    _array("headers", _TEXT, "Published: as JSON, of the kept messages"),
+)  # fmt: skip
+
+BY_NAME: Final = {column.name: column for column in COLUMNS}
+
+#: What a frame has unless it is asked for more: all that is cheap, and no message contents.
+DEFAULT: Final = tuple(
+    column.name
+    for column in COLUMNS
+    if column.name not in {"bodies_crc", "ids", "formats", "bodies", "headers"}
+)
+
+#: Columns that can only be told by reading the bodies.
+FROM_BODIES: Final = frozenset({"intact", "bodies_crc", "formats", "bodies"})
+
+
+def struct(names: tuple[str, ...]) -> StructType:
+    """The Spark schema of these columns, in this order."""
+    return StructType([StructField(name, BY_NAME[name].type) for name in names])
+
+
+def arrow(names: tuple[str, ...]) -> pa.Schema:
+    """The same as an Arrow schema."""
+    return pa.schema([(name, BY_NAME[name].arrow) for name in names])

@@ -15,16 +15,25 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing
+from itertools import repeat
 from typing import Any, Iterator, NamedTuple, Sequence
 
-from broker.errors import JournalError
-from broker.journal.codec import CHECKSUM_START, COLUMNS, SEQUENCE
-from broker.journal.sqlite_schema import connect_readonly, translate
+from broker.errors import JournalError, JournalGap
+from broker.journal.codec import BODIES, CHECKSUM_START, COLUMNS, RUNS, SEQUENCE
+from broker.journal.sqlite_schema import connect_readonly, format_of, translate
 
-#: Rows fetched at a time.
+#: Rows fetched at a time, and about how many bytes of blobs; at first, how large they are is not
+#: known. A chunk is fetched in one go, so that no reader keeps the write-ahead log from starting
+#: over while Spark is busy with something else.
 CHUNK_RECORDS = 500
+CHUNK_RECORDS_FIRST = 50
+CHUNK_BYTES = 16 * 1024 * 1024
 
+# What SQLite says when it cannot make the files beside a store that coordinate with its writer.
+_FAULTS_OF_MEDIUM = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 _NO_BODIES = [name if name != "bodies" else "NULL" for name in COLUMNS]
+
+Row = Sequence[Any]
 
 
 class Place(NamedTuple):
@@ -83,32 +92,45 @@ def ranges(
     return stretches
 
 
-def read(place: Place, stretch: Stretch, bodies: bool) -> Iterator[Sequence[Any]]:
+def read(place: Place, stretch: Stretch, bodies: bool) -> Iterator[Row]:
     """The rows of a stretch in order, in the columns of the codec; missing ones are left out."""
     expected = stretch.first
     for row in _store_rows(place.store, stretch, bodies):
         if row[SEQUENCE] > expected:
-            yield from _archive_rows(place.archive, stretch.channel, expected, row[SEQUENCE] - 1)
+            missing = Stretch(stretch.channel, expected, row[SEQUENCE] - 1)
+            yield from _archive_rows(place.archive, missing, bodies)
         yield row
         expected = row[SEQUENCE] + 1
     if expected <= stretch.last:
-        yield from _archive_rows(place.archive, stretch.channel, expected, stretch.last)
+        missing = Stretch(stretch.channel, expected, stretch.last)
+        yield from _archive_rows(place.archive, missing, bodies)
 
 
-def checksum_before(place: Place, stretch: Stretch) -> int | None:
-    """The checksum that the stretch's first record continues; None when it cannot be told."""
-    if stretch.first == 1:
-        return CHECKSUM_START
-    before = stretch.first - 1
-    if place.store is not None:
+def read_whole(place: Place, stretch: Stretch, needed: int, bodies: bool) -> Iterator[Row]:
+    """As :func:`read`; raises JournalGap when a record from ``needed`` on is missing."""
+    expected = needed
+    for row in read(place, stretch, bodies):
+        if row[SEQUENCE] > expected:
+            raise _missing(place, stretch.channel, expected, row[SEQUENCE] - 1)
+        expected = max(expected, row[SEQUENCE] + 1)
+        yield row
+    if expected <= stretch.last:
+        raise _missing(place, stretch.channel, expected, stretch.last)
+
+
+def known_checksums(place: Place, channel: str) -> dict[int, int]:
+    """Checksums of a channel that need no record: before the first one, and at the store's base."""
+    known = {0: CHECKSUM_START}
+    if place.store is None:
+        return known
+    try:
         with closing(connect(place.store)) as connection:
-            for table in ("records", "bases"):
-                found = _checksum_in(connection, table, stretch.channel, before)
-                if found is not None:
-                    return found
-    for row in _archive_rows(place.archive, stretch.channel, before, before):
-        return int(row[COLUMNS.index("checksum")])
-    return None
+            if format_of(connection) >= 2:
+                select = "SELECT sequence, checksum FROM bases WHERE channel = ?"
+                known.update(connection.execute(select, (channel,)).fetchall())
+    except sqlite3.Error as error:
+        raise translate(error, place.store, f"base of channel {channel!r}") from error
+    return known
 
 
 def connect(path: str) -> sqlite3.Connection:
@@ -119,9 +141,11 @@ def connect(path: str) -> sqlite3.Connection:
     try:
         connection.execute("SELECT 1 FROM sqlite_master").fetchone()
         return connection
-    except sqlite3.OperationalError:
+    except sqlite3.OperationalError as error:
         connection.close()
-        if os.path.exists(path + "-wal") and os.path.getsize(path + "-wal"):
+        # Busy, for one, is no reason: then somebody is there, and may write.
+        is_medium = error.sqlite_errorcode & 0xFF in _FAULTS_OF_MEDIUM
+        if not is_medium or (os.path.exists(path + "-wal") and os.path.getsize(path + "-wal")):
             raise
         # Without a write-ahead log nobody writes: SQLite need not coordinate with anybody.
         uri = "file:" + os.path.abspath(path).replace("?", "%3f").replace("#", "%23")
@@ -163,7 +187,7 @@ def _archived(archive: str | None, channel: str | None) -> dict[str, tuple[int, 
     return found
 
 
-def _store_rows(store: str | None, stretch: Stretch, bodies: bool) -> Iterator[Sequence[Any]]:
+def _store_rows(store: str | None, stretch: Stretch, bodies: bool) -> Iterator[Row]:
     if store is None:
         return
     columns = ", ".join(COLUMNS if bodies else _NO_BODIES)
@@ -171,16 +195,17 @@ def _store_rows(store: str | None, stretch: Stretch, bodies: bool) -> Iterator[S
         f"SELECT {columns} FROM records WHERE channel = ? AND sequence >= ? AND sequence <= ? "
         "ORDER BY sequence LIMIT ?"
     )
-    first = stretch.first
+    first, count = stretch.first, CHUNK_RECORDS_FIRST
     try:
         with closing(connect(store)) as connection:
             while first <= stretch.last:
-                limits = (stretch.channel, first, stretch.last, CHUNK_RECORDS)
+                limits = (stretch.channel, first, stretch.last, count)
                 rows = connection.execute(select, limits).fetchall()
                 if not rows:
                     return
                 yield from rows
                 first = rows[-1][SEQUENCE] + 1
+                count = _chunk_after(rows)
     except sqlite3.Error as error:
         context = f"channel {stretch.channel!r}, journal record {first}"
         raise translate(
@@ -188,25 +213,39 @@ def _store_rows(store: str | None, stretch: Stretch, bodies: bool) -> Iterator[S
         ) from error
 
 
-def _archive_rows(
-    archive: str | None, channel: str, first: int, last: int
-) -> Iterator[Sequence[Any]]:
+def _chunk_after(rows: Sequence[Row]) -> int:
+    """How many rows to fetch next, if they are as large as these."""
+    size = sum(len(row[RUNS] or b"") + len(row[BODIES] or b"") for row in rows)
+    return max(1, min(CHUNK_RECORDS, CHUNK_BYTES * len(rows) // max(1, size)))
+
+
+def _archive_rows(archive: str | None, stretch: Stretch, bodies: bool) -> Iterator[Row]:
     if archive is None:
         return
     from broker.journal import archive as archives
 
-    for file in archives.list_files(archive, channel):
-        if file.first <= last and file.last >= first:
-            yield from archives.read_rows(file, max(first, file.first), min(last, file.last))
+    for file in archives.list_files(archive, stretch.channel):
+        if file.first <= stretch.last and file.last >= stretch.first:
+            if bodies:
+                yield from archives.read_rows(file, stretch.first, stretch.last)
+            else:
+                names = COLUMNS[:BODIES]
+                for batch in archives.read_batches(file, stretch.first, stretch.last, names):
+                    columns = [column.to_pylist() for column in batch.columns]
+                    yield from zip(*columns, repeat(None))
 
 
-def _checksum_in(
-    connection: sqlite3.Connection, table: str, channel: str, sequence: int
-) -> int | None:
-    try:
-        found = connection.execute(
-            f"SELECT checksum FROM {table} WHERE channel = ? AND sequence = ?", (channel, sequence)
-        ).fetchone()
-    except sqlite3.OperationalError:
-        return None  # a store of an older format has no such table
-    return None if found is None else int(found[0])
+def _missing(place: Place, channel: str, first: int, last: int) -> JournalGap:
+    records = f"journal record {first} is" if first == last else f"records {first} to {last} are"
+    if place.archive is None:
+        found = f"not in the store {place.store}, and no archive is given"
+        advice = "If they were trimmed, give the option archive: the folder they were exported to"
+    else:
+        places = [f"the store {place.store}"] * (place.store is not None)
+        found = "in none of " + " and ".join([*places, f"the archive {place.archive}"])
+        advice = "Give the archive that has them"
+    return JournalGap(
+        f"channel {channel!r}: {records} {found}. A stream does not skip records. {advice}; to go "
+        "on without them, start with a new checkpoint and starting=latest",
+        channel=channel, sequence=first,
+    )  # fmt: skip

@@ -90,6 +90,7 @@ def fit(session: SparkSession, records: int) -> None:
     """
     small = records < SMALL_RECORDS
     session.conf.set("spark.sql.codegen.wholeStage", str(not small).lower())
+    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN" if small else "FALLBACK")
     tasks = max(2, min(256, records // RECORDS_PER_TASK))
     session.conf.set("spark.sql.shuffle.partitions", str(tasks))
 
@@ -111,9 +112,10 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
-    # Adaptive execution merges the small ones; a large journal needs many to stay in memory.
-    "spark.sql.adaptive.enabled": "true",
-    "spark.sql.shuffle.partitions": "32",
+    # Plans are fitted to the size of the journal by ``fit``. Adaptive execution would plan the whole
+    # of a large union anew after each of its stages, which took longer than the stages.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "4",
     # A window keeps the rows of one partition key; beyond this they go to disk.
     "spark.sql.windowExec.buffer.in.memory.threshold": "65536",
     "spark.sql.windowExec.buffer.spill.threshold": "1000000",

@@ -161,13 +161,20 @@ function timeAxis(c, left, right, top, bottom) {
     parts.push(draw("line", {class: "grid", x1: at, x2: at, y1: top, y2: bottom}),
       draw("text", {x: at, y: bottom + 14, "text-anchor": t ? "middle" : "start"}, elapsed(t)));
   }
-  let last = -1e9;
+  // Events that stand too close for a label each share one: the first one's word, and how many.
+  let label = null, more = 0, last = -1e9;
   for (const [bucket, word, count] of c.events) {
     const at = x((bucket + .5) * c.bucket_ms);
-    const named = at - last > 110 && right - at > 90;
+    const named = at - last > 130 && right - at > 110;
     parts.push(draw("line", {class: "event", x1: at, x2: at, y1: top - 4, y2: bottom},
       draw("title", {}, count > 1 ? `${word}, ${count} times` : word)));
-    if (named) { parts.push(draw("text", {x: at - 2, y: top - 5}, `▾ ${word}`)); last = at; }
+    if (named) {
+      label = draw("text", {x: at - 2, y: top - 5}, `▾ ${word}`);
+      parts.push(label); last = at; more = 0;
+    } else if (label && at - last <= 130) {
+      if (more) label.lastChild.remove();
+      label.append(` +${more += 1}`);
+    }
   }
   const bucketAt = (px) => {
     const bucket = Math.floor((px - left) / (right - left) * c.buckets);

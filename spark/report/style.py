@@ -58,7 +58,7 @@ th { text-align: left; color: var(--soft); font-weight: 600; background: var(--p
 th, td { padding: 4px 10px; border-bottom: 1px solid var(--grid); vertical-align: top; }
 td.key { white-space: nowrap; }
 td.n, th.n { text-align: right; white-space: nowrap; }
-td.text { overflow-wrap: anywhere; min-width: 9ch; }
+td.text { overflow-wrap: anywhere; min-width: 14ch; }
 #charts table { width: auto; min-width: min(100%, 380px); } td.wide { min-width: 30ch; }
 details { margin: 6px 0; } summary { cursor: pointer; color: var(--soft); font-size: 13px; }
 .chart { position: relative; margin: 14px 0 22px; break-inside: avoid; }

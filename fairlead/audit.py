@@ -125,8 +125,16 @@ def _judge(
             "pip install 'fairlead[spark]'",
         ) from None
     place = scan.Place(_text(store), _text(archive))
-    question = Question(place, channel, _text(histories), drained)
+    question = Question(place, channel, _text(histories), drained, _drawn(report))
     return _with_spark(question, report, master, memory)
+
+
+def _drawn(report: Path | None) -> tuple[str, ...]:
+    if report is None:
+        return ()
+    from spark.report import COLUMNS
+
+    return tuple(COLUMNS)
 
 
 def _check_paths(

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from pyspark.sql import DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
@@ -44,6 +43,8 @@ class Question:
     histories: str | None = None
     drained: bool = False
     """The run is over: what is neither settled nor parked by now counts as unseen."""
+    more_columns: tuple[str, ...] = ()
+    """Further columns of the records, for who draws them afterwards."""
 
 
 @dataclass
@@ -151,7 +152,10 @@ def audit(session: SparkSession, question: Question, say: Say = lambda _: None) 
     histories = None
     if question.histories is not None:
         say("reading the histories")
-        histories = history_frame.lines(session, question.histories).persist(STORAGE)
+        written = history_frame.lines(session, question.histories)
+        if question.channel is not None:
+            written = written.where(F.col("channel") == question.channel)
+        histories = written.persist(STORAGE)
         reasons += _incomplete(histories)
     channels = {
         item.channel: Channel(item.channel, item, known.get(item.channel, 0))
@@ -162,9 +166,12 @@ def audit(session: SparkSession, question: Question, say: Say = lambda _: None) 
     fit(session, total)
     records = read_records(session, question, channels).persist(STORAGE)
     _summarise(records, channels)
+    found_all = channels.values()
     frames = Frames(
-        records, _judged(session, channels), checks.ALL, histories, question.drained
-    )
+        records, _judged(session, channels), checks.ALL, histories, drained=question.drained,
+        whole=not any(item.fault or item.is_trimmed for item in found_all),
+        still=all(item.known_upto == item.expected.last for item in found_all),
+    )  # fmt: skip
     say("sorting them by partition")
     found = _end_of_lines(frames, channels)
     say("running the checks")
@@ -184,10 +191,11 @@ def read_records(
 ) -> DataFrame:
     """The records of the channels, up to where they ended when the audit looked."""
     upto = {name: channel.expected.last for name, channel in channels.items()}
+    columns = dict.fromkeys((*journal_frame.AUDIT_COLUMNS, *question.more_columns))
     reader = session.read.format("fairlead").option("upto", json.dumps(upto))
     for name, value in (
         ("store", question.place.store), ("archive", question.place.archive),
-        ("channel", question.channel), ("columns", ",".join(journal_frame.AUDIT_COLUMNS)),
+        ("channel", question.channel), ("columns", ",".join(columns)),
     ):  # fmt: skip
         if value is not None:
             reader = reader.option(name, value)
@@ -440,13 +448,3 @@ def _reasons(channels: dict[str, Channel], question: Question) -> list[str]:
         elif not channel.violations and not channel.compared.get("Delivered"):
             reasons.append(f"nothing of channel {channel.name!r} was delivered: nothing to compare")
     return reasons
-
-
-@contextmanager
-def group(session: SparkSession, name: str) -> Iterator[None]:
-    """Mark the jobs in here, so that they can be counted and shown."""
-    session.sparkContext.setJobGroup(name, name)
-    try:
-        yield
-    finally:
-        session.sparkContext.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]

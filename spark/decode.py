@@ -104,7 +104,9 @@ class Decoder:
         """Whether the rows must come with their bodies."""
         return self.verifies or self._has_contents
 
-    def batches(self, rows: Iterable[Row], chain: Chain, first: int = 1) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, rows: Iterable[Row], chain: Chain, first: int = 1
+    ) -> Iterator[pa.RecordBatch]:
         """Batches of the rows; those before ``first`` are there for the chain only."""
         source = iter(rows)
         while True:

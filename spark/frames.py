@@ -32,14 +32,18 @@ class Frames:
         judged: DataFrame,
         checks: tuple[Check, ...],
         histories: DataFrame | None,
+        *,
         drained: bool,
+        whole: bool,
+        still: bool,
     ) -> None:
+        """``whole``: no channel has a fault or lacks its beginning; ``still``: none has grown."""
         self._all = records
         #: One row per channel: judged_upto, fault (NULL when there is none), is_whole, known_upto.
         self.judged = judged
         self._checks = checks
         self.histories = histories
-        self._drained = drained
+        self._drained, self._is_whole, self._is_still = drained, whole, still
         self._kept: list[DataFrame] = []
 
     def named(self, name: str) -> DataFrame | None:
@@ -65,9 +69,20 @@ class Frames:
     @cached_property
     def records(self) -> DataFrame:
         """The records that are judged: those before the first fault of their channel."""
-        upto = self.judged.select("channel", "judged_upto", "known_upto")
+        if self._is_whole:
+            return self._all
+        upto = self.judged.select("channel", "judged_upto")
         return self._all.join(F.broadcast(upto), "channel").where(
             F.col("sequence") <= F.col("judged_upto")
+        )
+
+    def _known(self, frame: DataFrame) -> DataFrame:
+        """Rows of records that were there before the histories were read."""
+        if self._is_still:
+            return frame
+        known = self.judged.select("channel", "known_upto")
+        return frame.join(F.broadcast(known), "channel").where(
+            F.col("sequence") <= F.col("known_upto")
         )
 
     @cached_property
@@ -197,17 +212,13 @@ class Frames:
         """Accepted batches of publishers with a history."""
         if self.histories is None:
             return None
-        known = self.records.where(F.col("sequence") <= F.col("known_upto"))
-        return history_frame.batches(self.histories, known)
+        return history_frame.batches(self.histories, self._known(self.records))
 
     @cached_property
     def _deliveries(self) -> DataFrame:
         assert self.histories is not None
-        events = self.events.join(
-            F.broadcast(self.judged.select("channel", "known_upto")), "channel"
-        )
         sessions = history_frame.sessions(self.records)
-        return self._keep(history_frame.deliveries(self.histories, events, sessions))
+        return self._keep(history_frame.deliveries(self.histories, self.events, sessions))
 
     @cached_property
     def started(self) -> DataFrame | None:
@@ -238,4 +249,4 @@ class Frames:
         """What was acknowledged without having been finished."""
         if self.finished is None:
             return None
-        return history_frame.unfinished(self.finished, self._deliveries, F.col("known_upto"))
+        return history_frame.unfinished(self.finished, self._known(self._deliveries))

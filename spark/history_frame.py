@@ -15,7 +15,7 @@ Only clients that wrote a history are compared: of the others nothing is said.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from spark.journal_frame import KEY, LINE, accepted_runs, kind_is
@@ -171,7 +171,6 @@ def deliveries(frame: DataFrame, events: DataFrame, sessions: DataFrame) -> Data
     wanted = events.where(kind_is("Delivered", "Acked")).select(
         *LINE, "sequence", "kind", "subscriber", "first", "last", "count", "message_first",
         "epoch",
-        "known_upto",
     )  # fmt: skip
     return wanted.join(
         F.broadcast(life),
@@ -287,12 +286,10 @@ def handled(finished_frame: DataFrame, deliveries_frame: DataFrame) -> DataFrame
     )  # fmt: skip
 
 
-def unfinished(
-    finished_frame: DataFrame, deliveries_frame: DataFrame, known_upto: Column
-) -> DataFrame:
+def unfinished(finished_frame: DataFrame, deliveries_frame: DataFrame) -> DataFrame:
     """Acked stretches that the same session did not finish, under this epoch or an earlier one."""
     acked = (
-        deliveries_frame.where(kind_is("Acked") & (F.col("sequence") <= known_upto))
+        deliveries_frame.where(kind_is("Acked"))
         .groupBy(*LINE, "epoch", "session", "subscriber")
         .agg(
             F.min("first").alias("first"),
@@ -311,13 +308,15 @@ def unfinished(
     other = finished_frame.select(
         *LINE, "session", F.col("first").alias("_low"), F.col("last").alias("_high")
     )
-    overlap = F.least("last", "_high") - F.greatest("first", "_low") + 1
+    common = F.least("last", "_high") - F.greatest("first", "_low") + 1
+    # Both functions pass over NULL, which here means that there is nothing to overlap with.
+    overlap = F.when(F.col("_low").isNull(), 0).otherwise(F.greatest(common, F.lit(0)))
     return (
         open_ones.drop("_first", "_last")
         .join(other, [*LINE, "session"], "left")
         .groupBy(
             *LINE, "epoch", "session", "subscriber", "first", "last", "acked_count", "sequence"
         )
-        .agg(F.sum(F.coalesce(F.greatest(overlap, F.lit(0)), F.lit(0))).alias("finished_count"))
+        .agg(F.sum(overlap).alias("finished_count"))
         .where(F.col("finished_count") < F.col("acked_count"))
     )

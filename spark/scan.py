@@ -63,10 +63,9 @@ class Stretch(NamedTuple):
 
 def extents(place: Place, channel: str | None = None) -> list[Extent]:
     """What there is, by channel. Raises JournalError when there is no such store or archive."""
-    found: dict[str, tuple[int, int]] = {}
+    # The store first: what a trim takes out of it afterwards is in the archive by then.
+    found = _stored(place.store, channel)
     for name, (first, last) in _archived(place.archive, channel).items():
-        found[name] = (first, last)
-    for name, (first, last) in _stored(place.store, channel).items():
         other = found.get(name)
         # Where both have the channel, a hole between them shows as missing records.
         found[name] = (min(first, other[0]), max(last, other[1])) if other else (first, last)

@@ -22,6 +22,9 @@ from pyspark.sql.types import (
 )
 
 _LONG, _TEXT, _FLAG, _BYTES = LongType(), StringType(), BooleanType(), BinaryType()
+_ARROW: dict[DataType, pa.DataType] = {
+    _LONG: pa.int64(), _TEXT: pa.string(), _FLAG: pa.bool_(), _BYTES: pa.binary(),
+}  # fmt: skip
 
 
 class Column(NamedTuple):
@@ -34,13 +37,11 @@ class Column(NamedTuple):
 
 
 def _scalar(name: str, kind: DataType, about: str) -> Column:
-    arrow = {_LONG: pa.int64(), _TEXT: pa.string(), _FLAG: pa.bool_()}[kind]
-    return Column(name, kind, arrow, about)
+    return Column(name, kind, _ARROW[kind], about)
 
 
 def _array(name: str, item: DataType, about: str) -> Column:
-    arrow = {_LONG: pa.int64(), _TEXT: pa.string(), _FLAG: pa.bool_(), _BYTES: pa.binary()}[item]
-    return Column(name, ArrayType(item), pa.list_(arrow), about)
+    return Column(name, ArrayType(item), pa.list_(_ARROW[item]), about)
 
 
 COLUMNS: Final = (
@@ -60,7 +61,7 @@ COLUMNS: Final = (
     _scalar("size", _LONG, "Published: bytes of the bodies"),
     _scalar("priority", _LONG, "Published: the highest one"),
     _scalar("prefetch", _LONG, "Subscribed: how many messages the subscriber takes at a time"),
-    _scalar("callback", _TEXT, "Subscribed, Resumed: where the subscriber is called; empty: it pulls"),
+    _scalar("callback", _TEXT, "Subscribed, Resumed: where it is called; empty: it pulls"),
     _scalar("can_recall", _FLAG, "Subscribed: whether it hands back what it has not started"),
     _scalar("session", _TEXT, "tells the lives of a subscriber apart"),
     _scalar("reason", _TEXT, "why it was taken back, parked, nacked, or why somebody left"),

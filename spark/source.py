@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Iterator, Mapping, Sequence
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.datasource import (
@@ -208,7 +208,7 @@ def parse(options: Mapping[str, str]) -> Options:
             f"it has {', '.join(sorted(_KNOWN - {'path'}))}"
         )
     if given.get("store", given.get("path")) != given.get("path", given.get("store")):
-        raise ValueError("load(path) is the option store, and both are given: leave one of them out")
+        raise ValueError("load(path) is the option store, and both are given: leave one out")
     store, archive = given.get("store", given.get("path")), given.get("archive")
     if not store and not archive:
         raise ValueError("the source fairlead needs the option store, archive or both")

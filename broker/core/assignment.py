@@ -51,8 +51,10 @@ class _Share:
         elif count > 1:
             count = min(count, self.room, count_max)
         entry = messages[start]
-        if entry[0] < line.last_timestamp and first > line.handed:
-            self._note_late(line, start, count)
+        # What came back has its place already; only what is handed out for the first time is late.
+        back = line.handed - first + 1 if line.handed >= first else 0
+        if back < count and messages[start + back][0] < line.last_timestamp:
+            self._note_late(line, start, back, count)
         # Only the first unsettled message can have been tried before; see Line.
         attempt = line.attempt if first == line.settled + 1 else line.later_attempt
         if count == 1:
@@ -78,9 +80,9 @@ class _Share:
                 self.topped.add(line)
                 self.take(line, line.epoch, count_max)
 
-    def _note_late(self, line: Line, start: int, count: int) -> None:
-        offset = len(self.entries)
-        for index, entry in enumerate(line.messages[start : start + count]):
+    def _note_late(self, line: Line, start: int, back: int, count: int) -> None:
+        offset = len(self.entries) + back
+        for index, entry in enumerate(line.messages[start + back : start + count]):
             if entry[0] < line.last_timestamp:
                 self.late.append(offset + index)
 

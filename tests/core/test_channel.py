@@ -124,6 +124,18 @@ def test_a_message_older_than_one_handed_out_is_next_and_recorded_as_late() -> N
     assert bodies_of(send) == [b"15", b"30"] and send.delivered.late == [0]
 
 
+def test_late_messages_behind_ones_that_came_back_are_recorded_as_late_too() -> None:
+    """Found by the audit: a run of returned messages hid the late ones that it was sent with."""
+    driven = Driven()
+    driven.subscribe("a")
+    driven.publish("k", b"20", b"30", timestamps=[20, 30])
+    ((send,),) = driven.dispatch().values()
+    driven.do(c.HandBack("default", "a", "a-1", send.delivered.epochs, [0]))
+    driven.publish("k", b"10", timestamps=[10])
+    ((send,),) = driven.dispatch().values()
+    assert bodies_of(send) == [b"20", b"30", b"10"] and send.delivered.late == [2]
+
+
 def test_the_positions_of_a_partition_are_dense_over_all_assignments() -> None:
     driven = Driven(run_count_max=2)
     driven.publish("a", b"1", b"2", b"3", b"4", b"5")

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Everything that must hold: lint, types, tests. Sets itself up on the first run.
+# Everything that must hold: lint, types, tests. Sets itself up on the first run. Needs Java for the
+# tests of the audit and says so: tests that were left out in silence would prove nothing.
 #
 #   ./run_tests.sh                      all of it
 #   ./run_tests.sh tests/command -k up  arguments go to pytest
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")" || exit 1
+# shellcheck source=scripts/setup_env.sh
 . scripts/setup_env.sh
-setup_env test || exit 1
+setup_env test,spark || exit 1
+ensure_java || exit 1
 
 failed=()
 "$PYTHON" -m ruff check --quiet . || failed+=("ruff")

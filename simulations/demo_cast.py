@@ -22,18 +22,26 @@ ROOT = Path(__file__).resolve().parent.parent
 CALL_TIMEOUT_S = 10.0
 END_DEADLINE_S = 15.0
 
+#: In the folder of the demonstration: the store, and what publishers and subscribers write of
+#: themselves for the audit. The demonstration's own ``.history`` files are another matter.
+STORE = "fairlead.db"
+CLIENT_HISTORIES = "histories"
+
 
 class Child:
-    """A process on a leash."""
+    """A process on a leash. What it says goes to its log; its answer to a file, if it has one."""
 
-    def __init__(self, name: str, folder: Path, module: str, *args: object) -> None:
+    def __init__(
+        self, name: str, folder: Path, module: str, *args: object, answer: Path | None = None
+    ) -> None:
         self.name = name
         self.killed = False
         self.log = folder / f"{name}.log"
-        with open(self.log, "wb") as log:
+        with open(self.log, "wb") as log, open(answer or os.devnull, "wb") as told:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *map(str, args)],
-                stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment(),
+                stdin=subprocess.PIPE, stdout=told if answer else log, stderr=log, cwd=ROOT,
+                env=_environment(),
                 start_new_session=True,  # a Ctrl-C is for the demonstration, not for its children
             )  # fmt: skip
 
@@ -73,7 +81,9 @@ class Child:
 
 
 class Worker(Child):
-    """A subscriber process with its history."""
+    """A subscriber process with two histories: the demonstration's own, which ``history`` reads,
+    and the one that every Subscriber can write, which is for the audit.
+    """
 
     def __init__(
         self, name: str, channel: str, name_server: str, folder: Path, seed: int
@@ -82,7 +92,7 @@ class Worker(Child):
         self._file = HistoryFile(folder / f"{name}.history", channel, name)
         super().__init__(
             name, folder, "simulations.demo_worker", name, channel, name_server, self._file.path,
-            seed,
+            folder / CLIENT_HISTORIES, seed,
         )  # fmt: skip
 
     def history(self) -> History:
@@ -101,7 +111,7 @@ class Broker(Child):
     """``fairlead up`` on free ports, with its store in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = folder / "fairlead.db"
+        self.store = folder / STORE
         self._ready_file = folder / "ready.json"
         self._proxies: dict[str, Any] = {}
         self.name_server = ""

@@ -5,7 +5,8 @@ with what is being waited for. Into a pipe go plain lines and nothing else.
 from __future__ import annotations
 
 import time
-from typing import Callable
+from contextlib import contextmanager
+from typing import Callable, Iterator
 
 from rich.console import Console
 from rich.status import Status
@@ -13,7 +14,7 @@ from rich.text import Text
 
 PIPE_WIDTH = 130
 PROGRESS_INTERVAL_S = 0.25
-STYLES = {"crash": "red", "slow": "yellow", "queues": "magenta", "copies": "cyan"}
+STYLES = {"crash": "red", "slow": "yellow", "queues": "magenta", "copies": "cyan", "audit": "blue"}
 
 
 class Screen:
@@ -24,6 +25,7 @@ class Screen:
         if not self.console.is_terminal:
             self.console = Console(highlight=False, markup=False, width=PIPE_WIDTH)
         self.began = time.monotonic()
+        self.parts: dict[str, float] = {}
         self._status: Status | None = None
         self._shown_at = 0.0
 
@@ -31,6 +33,20 @@ class Screen:
     def seconds(self) -> float:
         """The time since the beginning."""
         return time.monotonic() - self.began
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the time of this block under that name, also if it fails."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.parts[name] = self.parts.get(name, 0.0) + time.monotonic() - began
+
+    def show_parts(self) -> None:
+        """One line: how many seconds each part took."""
+        spent = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.parts.items())
+        self.step("seconds", f"{spent}; together {sum(self.parts.values()):.1f}")
 
     def mark(self, good: bool) -> Text:
         """A check mark or a cross, in letters where the terminal has no others."""
@@ -40,7 +56,7 @@ class Screen:
     def step(self, topic: str, text: str) -> None:
         """One line: when, what about, what."""
         line = Text().append(f"{self.seconds:5.1f} s  ", style="dim")
-        line.append(f"{topic:8}", style=STYLES.get(topic, "bold")).append(text)
+        line.append(f"{topic:9}", style=STYLES.get(topic, "bold")).append(text)
         self.console.print(line, soft_wrap=True)
 
     def progress(self, what: str, seen: Callable[[], str]) -> None:

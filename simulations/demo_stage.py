@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from publisher import Publisher
-from simulations.demo_cast import Broker, Child, Worker, end_all
+from simulations.demo_cast import CLIENT_HISTORIES, Broker, Child, Worker, end_all
 from simulations.demo_check import Told
 from simulations.demo_flow import Pump, told
 from simulations.demo_history import Run
@@ -98,8 +98,9 @@ class Stage:
         for channel in CHANNELS:
             for publisher in ("web", "app"):
                 opened = Publisher(
-                    publisher, channel, name_server=self.broker.name_server, policy=POLICY
-                )
+                    publisher, channel, name_server=self.broker.name_server, policy=POLICY,
+                    history=self.folder / CLIENT_HISTORIES,
+                )  # fmt: skip
                 self.pumps[channel].append(Pump(opened, self.seed, COUNT_MIN))
 
     def start_workers(self) -> None:

@@ -1,4 +1,4 @@
-"""What happens in the demonstration, in its order."""
+"""What happens in the demonstration, in its order. Each part is timed under a name of its own."""
 
 from __future__ import annotations
 
@@ -8,15 +8,24 @@ from simulations.demo_stage import CHANNELS, CRASHED, SLOWED, Stage
 
 def perform(stage: Stage) -> None:
     """All of it, from the first process to the last."""
-    stage.start_broker()
-    stage.open_channels()
-    stage.start_workers()
-    stage.start_flow()
-    demo_faults.crash_subscriber(stage, "payments", CRASHED)
-    demo_faults.slow_subscriber(stage, "orders", SLOWED)
-    demo_faults.crash_queues(stage, "orders")
-    for channel in CHANNELS:
-        demo_faults.publish_copies(stage, channel)
-    stage.finish_flow()
-    stage.wait_for_quiet()
-    stage.close()
+    part = stage.screen.part
+    with part("start"):
+        stage.start_broker()
+        stage.open_channels()
+        stage.start_workers()
+    with part("flow"):
+        stage.start_flow()
+    with part("crash"):
+        demo_faults.crash_subscriber(stage, "payments", CRASHED)
+    with part("slow"):
+        demo_faults.slow_subscriber(stage, "orders", SLOWED)
+    with part("queues"):
+        demo_faults.crash_queues(stage, "orders")
+    with part("copies"):
+        for channel in CHANNELS:
+            demo_faults.publish_copies(stage, channel)
+    with part("flow"):
+        stage.finish_flow()
+    with part("end"):
+        stage.wait_for_quiet()
+        stage.close()

@@ -1,9 +1,11 @@
 """One subscriber process of the demonstration. It handles, and writes down what it really did.
 
-``python -m simulations.demo_worker SUBSCRIBER CHANNEL NAME_SERVER HISTORY SEED``. Each fact is one
-JSON line, written by a single system call: what was written before a SIGKILL is there. Three words
-on standard input change how the handler behaves: ``hold`` (stand still inside the next message),
-``slow SECONDS`` (take that long for each), ``normal``. Nothing here judges; see ``demo_check``.
+``python -m simulations.demo_worker SUBSCRIBER CHANNEL NAME_SERVER HISTORY AUDITED SEED``. Each fact
+is one JSON line in the file HISTORY, written by a single system call: what was written before a
+SIGKILL is there. Beside it, and unknown to it, the Subscriber writes its usual history into the
+folder AUDITED. Three words on standard input change how the handler behaves: ``hold`` (stand still
+inside the next message), ``slow SECONDS`` (take that long for each), ``normal``. Nothing here
+judges; see ``demo_check``.
 """
 
 from __future__ import annotations
@@ -93,12 +95,14 @@ class Mood:
         time.sleep(self._slow_s or self._random.uniform(*WORK_S))
 
 
-def main(subscriber: str, channel: str, name_server: str, history: str, seed: str) -> None:
+def main(
+    subscriber: str, channel: str, name_server: str, history: str, audited: str, seed: str
+) -> None:
     """Handle messages until told to stop."""
     recorder = Recorder(history)
     mood = Mood(f"{seed}/{subscriber}")
     worker = RecordingSubscriber(
-        recorder, subscriber, channel, name_server=name_server, prefetch=PREFETCH
+        recorder, subscriber, channel, name_server=name_server, prefetch=PREFETCH, history=audited
     )
 
     @worker.handler

@@ -108,9 +108,6 @@ DEFAULT: Final = tuple(
     if column.name not in {"bodies_crc", "ids", "formats", "bodies", "headers"}
 )
 
-#: Columns that can only be told by reading the bodies.
-FROM_BODIES: Final = frozenset({"intact", "bodies_crc", "formats", "bodies"})
-
 
 def struct(names: tuple[str, ...]) -> StructType:
     """The Spark schema of these columns, in this order."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("broker", "publisher", "subscriber", "fairlead", "simulations")
+PACKAGES = ("broker", "publisher", "subscriber", "fairlead", "simulations", "spark")
 SOURCES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
 
 IMPURE = {
@@ -16,7 +17,8 @@ IMPURE = {
     "pyspark", "sqlite3", "secrets", "queue", "signal", "subprocess", "asyncio",
 }  # fmt: skip
 
-#: folder or file -> what it may import of the project
+#: folder or file -> what it may import of the project: a module with all that is in it, or with "="
+#: in front the module alone
 MAY_IMPORT = {
     "broker/errors.py": (),
     "broker/core": ("broker.core", "broker.errors"),
@@ -39,7 +41,17 @@ MAY_IMPORT = {
         "subscriber", "broker.errors", "broker.wire", "broker.core.policy", "broker.pyro_setup",
         "broker.remote", "broker",
     ),
+    # It judges what channels did, so it knows their words and their journal, never their code.
+    "spark": (
+        "spark", "=broker", "broker.__version__", "broker.errors", "broker.core.records",
+        "broker.core.anomalies", "broker.core.message", "=broker.journal", "broker.journal.codec",
+        "broker.journal.sqlite_schema", "broker.journal.archive",
+    ),
+    "spark/__main__.py": ("fairlead.command",),
 }  # fmt: skip
+
+#: What spark may import of others; msgpack is how the journal packs its rows.
+SPARKS = {"pyspark", "pyarrow", "msgpack"}
 
 PURE = (
     "broker/core", "broker/wire.py", "publisher/batch.py", "publisher/outbox.py",
@@ -69,7 +81,9 @@ def rule_of(name: str) -> tuple[str, ...] | None:
 
 
 def within(module: str, allowed: tuple[str, ...]) -> bool:
-    return any(module == item or module.startswith(item + ".") for item in allowed)
+    return any(
+        module == item.removeprefix("=") or module.startswith(item + ".") for item in allowed
+    )
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
@@ -121,6 +135,43 @@ def test_pyro5_is_imported_in_one_place() -> None:
     """Pyro5 reads PYRO_* variables when it is first imported; pyro_setup hides them from it."""
     importers = [relative(p) for p in SOURCES if any(m.startswith("Pyro5") for m in imports_of(p))]
     assert importers == ["broker/pyro_setup.py"]
+
+
+def starting_imports_of(path: Path) -> set[str]:
+    """Every package that is imported when the module is: not in functions, not for types only."""
+    found: set[str] = set()
+    nodes: list[ast.AST] = list(ast.parse(path.read_text()).body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            found.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            nodes += node.orelse
+        elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            nodes += ast.iter_child_nodes(node)
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "spark").rglob("*.py")), ids=relative)
+def test_spark_needs_nothing_but_pyspark_pyarrow_and_msgpack(path: Path) -> None:
+    used = {name.partition(".")[0] for name in imports_of(path)}
+    assert used <= {*sys.stdlib_module_names, *PACKAGES, *SPARKS}
+
+
+def test_only_the_audit_command_imports_spark_and_only_when_it_is_asked_for() -> None:
+    """Spark is an extra, and large: whoever does not audit neither needs it nor waits for it."""
+    heavy = {"pyspark", "py4j", "spark"}
+    others = [path for path in SOURCES if not relative(path).startswith("spark/")]
+    users = [
+        relative(path)
+        for path in others
+        if {name.partition(".")[0] for name in imports_of(path)} & heavy
+    ]
+    assert users and all(name.startswith("fairlead/audit") for name in users), users
+    at_once = [relative(path) for path in others if starting_imports_of(path) & heavy]
+    assert not at_once
 
 
 def test_nothing_is_left_undone_in_silence() -> None:

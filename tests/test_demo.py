@@ -1,4 +1,7 @@
-"""The demonstration keeps its word, leaves nothing running, and its judge can find every fault."""
+"""The demonstration keeps its word, leaves nothing running, and its judge can find every fault.
+
+Its exit code is the verdict of two judges: its own checks and the audit.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,16 @@ from typing import Any, Iterator
 
 import pytest
 
+from simulations import demo_audit
+from simulations.demo import exit_code
+from simulations.demo_audit import Audit, read_answer, require_histories
 from simulations.demo_check import KINDS, Told, figures, find_anomalies
 from simulations.demo_history import Given, History, HistoryFile, Recall, Run
+from simulations.demo_screen import Screen
 from tests.processes import ROOT, environment, poll
 
 DEADLINE_S = 100.0
+AUDIT_DEADLINE_S = 340.0  # Spark on a machine that is busy with other things
 
 
 # The whole of it, in processes.
@@ -28,11 +36,11 @@ def start(tmp_path: Path) -> Iterator[Any]:
     """Starts demonstrations whose temporary folders are in ``tmp_path``; ends what is left."""
     started: list[subprocess.Popen[str]] = []
 
-    def start_one(*args: object) -> subprocess.Popen[str]:
+    def start_one(*args: object, **variables: str) -> subprocess.Popen[str]:
         with open(tmp_path / "out.txt", "w") as out:
             process = subprocess.Popen(
                 [sys.executable, "-m", "simulations.demo", *map(str, args)],
-                cwd=ROOT, env=environment(TMPDIR=str(tmp_path)), stdout=out,
+                cwd=ROOT, env=environment(TMPDIR=str(tmp_path), **variables), stdout=out,
                 stderr=subprocess.STDOUT, text=True, start_new_session=True,
             )  # fmt: skip
         started.append(process)
@@ -68,11 +76,55 @@ def runs(pid: int) -> bool:
     return not state.exists() or state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+def descendants(pid: int) -> dict[int, str]:
+    """The processes that a process has started, and theirs: pid and name."""
+    found: dict[int, str] = {}
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,comm="], capture_output=True, text=True)
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+    parents = [pid]
+    while parents:
+        parent = str(parents.pop())
+        mine = {int(row[0]): row[2] for row in rows if row[1] == parent}
+        found |= mine
+        parents += mine
+    return found
+
+
+@pytest.mark.timeout(AUDIT_DEADLINE_S + 40)
 def test_everything_is_as_promised(start: Any, tmp_path: Path) -> None:
     """Exit code 0, consistent figures, every check with what it expected, nothing left behind."""
-    process = start("--json", tmp_path / "told.json", "--seed", 3)
-    assert process.wait(DEADLINE_S) == 0, shown(tmp_path)
+    page = tmp_path / "page.html"
+    process = start("--json", tmp_path / "told.json", "--seed", 3, "--report", page)
+    assert process.wait(AUDIT_DEADLINE_S) == 0, shown(tmp_path)
     told = json.loads((tmp_path / "told.json").read_text())
+    check_own_checks(told)
+    check_audit(told)
+    assert not list(tmp_path.glob("fairlead-*"))
+    assert "</html>" in page.read_text()
+    *_, seconds, verdict, compared, report = shown(tmp_path).splitlines()
+    assert re.search(r" seconds  start .*, audit \d+\.\d; together", seconds)
+    assert " verdict  all is as promised: " in verdict and "the audit: valid: " in verdict
+    assert "of 4 publishers and 4 subscribers" in compared
+    assert str(page) in report
+
+
+def check_audit(told: dict[str, Any]) -> None:
+    """It was valid, and founded on the journal and the histories of everybody."""
+    audit, channels = told["audit"], told["channels"].values()
+    assert audit["verdict"] == "valid" and audit["drained"] and told["exit_code"] == 0
+    assert {item["channel"]: item["pending"] for item in audit["channels"]} == {
+        "orders": 0, "payments": 0
+    }  # fmt: skip
+    assert audit["messages"] >= sum(channel["published"] for channel in channels)
+    heard = audit["histories_compared"]
+    assert (heard["publishers"], heard["subscribers"]) == (4, 4)
+    # The one that was killed could not close its history.
+    assert heard["closed"] == 7 and heard["finished"] > 0 and heard["answered"] > 0
+    assert set(told["parts"]) > {"crash", "slow", "queues", "audit"}
+
+
+def check_own_checks(told: dict[str, Any]) -> None:
+    """Consistent figures, and every check with what it expected."""
     assert told["ok"] and told["seed"] == 3 and set(told["channels"]) == {"orders", "payments"}
     assert all(check["ok"] for check in told["checks"]) and len(told["checks"]) > 10
     for channel in told["channels"].values():
@@ -85,7 +137,54 @@ def test_everything_is_as_promised(start: Any, tmp_path: Path) -> None:
     orders, payments = told["channels"]["orders"], told["channels"]["payments"]
     assert orders["reassigned"]["slow"] > 0 and "crash" not in orders["reassigned"]
     assert payments["reassigned"]["crash"] > 10 and payments["redelivered"] > 10
-    assert not list(tmp_path.glob("fairlead-demo-*"))
+
+
+def test_without_java_the_verdict_is_unknown(start: Any, tmp_path: Path) -> None:
+    """Its own checks hold, and yet it exits with 2, says what is missing, and keeps the folder."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    process = start(PATH=str(empty), JAVA_HOME="")
+    assert process.wait(DEADLINE_S) == 2, shown(tmp_path)
+    assert re.search(
+        r" verdict  NOT proved: (\d+) of \1 checks hold; the audit: unknown: Spark needs Java 17",
+        shown(tmp_path),
+    )
+    (folder,) = tmp_path.glob("fairlead-demo-*")
+    assert (folder / "fairlead.db").exists() and f"fairlead audit {folder}" in shown(tmp_path)
+
+
+def test_the_audit_can_be_left_out_and_that_is_said(start: Any, tmp_path: Path) -> None:
+    process = start("--no-audit", "--json", tmp_path / "told.json", PATH="", JAVA_HOME="")
+    assert process.wait(DEADLINE_S) == 0, shown(tmp_path)
+    assert shown(tmp_path).splitlines()[-1].endswith("the audit: left out (--no-audit)")
+    assert json.loads((tmp_path / "told.json").read_text())["audit"] is None
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--report", "no/such/folder/x.html"), ("--no-audit", "--report", "x.html")]
+)
+def test_a_report_that_cannot_be_is_refused_at_once(
+    start: Any, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    """Before anything is started."""
+    assert start(*arguments).wait(30.0) == 2
+    assert "error: " in shown(tmp_path) and not list(tmp_path.glob("fairlead-*"))
+
+
+@pytest.mark.timeout(200)
+def test_a_signal_ends_the_audit_too(start: Any, tmp_path: Path) -> None:
+    """Its Java as well; the folder goes."""
+    process = start()
+
+    def audit() -> dict[int, str]:
+        found = descendants(process.pid)
+        return found if "java" in found.values() else {}
+
+    pids = poll(audit, DEADLINE_S, "the audit's Java runs")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30.0) == 128 + signal.SIGTERM, shown(tmp_path)
+    poll(lambda: not any(map(runs, pids)), 30.0, "the audit has ended")
+    assert not list(tmp_path.glob("fairlead-*"))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -107,6 +206,64 @@ def test_children_do_not_outlive_a_killed_demonstration(start: Any, tmp_path: Pa
     process.kill()
     process.wait()
     poll(lambda: not any(map(runs, pids)), 30.0, "all children have ended")
+
+
+# Two judges, one exit code.
+
+
+@pytest.mark.parametrize(
+    ("own", "audit", "code"),
+    [
+        (True, "valid", 0),
+        (True, None, 0),
+        (True, "invalid", 1),
+        (True, "unknown", 2),
+        (False, "valid", 1),
+        (False, "unknown", 1),
+        (False, None, 1),
+    ],
+)
+def test_the_exit_code_is_the_worse_of_both(own: bool, audit: str | None, code: int) -> None:
+    """What is surely wrong weighs more than what is not known."""
+    assert exit_code(own, None if audit is None else Audit(audit)) == code
+
+
+def answer(verdict: str = "valid", **more: Any) -> str:
+    heard = {"publishers": 4, "subscribers": 4}
+    return json.dumps({"verdict": verdict, "reasons": [], "histories_compared": heard, **more})
+
+
+def test_an_answer_is_taken_for_what_it_says() -> None:
+    assert read_answer(answer(), 0, "").verdict == "valid"
+    assert read_answer(answer("invalid"), 1, "").verdict == "invalid"
+    found = read_answer(answer("unknown", reasons=["no Java"]), 2, "")
+    assert (found.verdict, found.summary) == ("unknown", "unknown: no Java")
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("", 1), ("", 0), ("Traceback", 1), ("[]", 0), ("{}", 0), (answer()[:-9], 0), (answer(), 1),
+     (answer("invalid"), 0), (answer(), -9)],
+)  # fmt: skip
+def test_an_audit_that_breaks_down_has_proved_nothing(text: str, code: int) -> None:
+    """Not even that something is wrong: any Python that fails exits with 1."""
+    found = read_answer(text, code, "the log")
+    assert found.verdict == "unknown" and found.reasons
+
+
+def test_valid_without_every_history_is_unknown() -> None:
+    """The demonstration knows how many clients there were."""
+    found = read_answer(answer(), 0, "")
+    assert require_histories(found, 4, 4).verdict == "valid"
+    assert require_histories(found, 4, 5).verdict == "unknown"
+    assert require_histories(read_answer(answer("invalid"), 1, ""), 4, 5).verdict == "invalid"
+
+
+def test_what_cannot_be_audited_is_unknown_with_the_reason(tmp_path: Path) -> None:
+    """A real audit of a folder without a store."""
+    found = demo_audit.perform(tmp_path, tmp_path / "report.html", Screen())
+    assert found.verdict == "unknown" and "there is no store" in found.summary
+    assert found.compared == "nothing"
 
 
 # The judge, with made-up histories.

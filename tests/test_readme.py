@@ -29,7 +29,10 @@ def run(block: str, broker: BrokerProcess) -> str:
     block = block.replace('"127.0.0.1", 9090', f'"{host}", {port}')
     done = subprocess.run(
         [sys.executable, "-c", block], capture_output=True, text=True, timeout=60,
-        env={**os.environ, "FAIRLEAD_NAME_SERVER": broker.name_server, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "FAIRLEAD_NAME_SERVER": broker.name_server, "PYTHONPATH": str(ROOT),
+             # As in many containers. Each write is then a call of its own, and lines of two
+             # handlers mix unless each line is one write.
+             "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

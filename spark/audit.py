@@ -297,21 +297,22 @@ class Found(NamedTuple):
     """What the pass over the timeline left to look at."""
 
     suspect_rows: int
-    irregular_lines: int
     irregular_messages: int
 
 
 def _end_of_lines(frames: Frames, channels: dict[str, Channel]) -> Found:
     """What is left at the end of each line, and what is to be looked at more closely."""
-    suspects = frames.marked.where("suspect").count()
+    irregular = F.col("irregular") & (F.col("kind") == "Published")
+    seen = frames.marked.agg(
+        F.sum(F.when(F.col("suspect"), 1).otherwise(0)).alias("suspects"),
+        F.sum(F.when(irregular, F.col("count")).otherwise(0)).alias("irregular"),
+    ).collect()[0]
     rows = (
         frames.lines.groupBy("channel")
         .agg(
             F.countDistinct("publisher", "partition").alias("partitions"),
             F.count("*").alias("lines"),
             F.sum(F.when(F.col("is_alive"), F.col("pending"))).alias("pending"),
-            F.sum(F.when(F.col("irregular"), 1).otherwise(0)).alias("irregular"),
-            F.sum(F.when(F.col("irregular"), F.col("owed")).otherwise(0)).alias("compared"),
         )
         .collect()
     )
@@ -319,15 +320,14 @@ def _end_of_lines(frames: Frames, channels: dict[str, Channel]) -> Found:
         channel = channels[row["channel"]]
         channel.partitions, channel.pending = row["partitions"], row["pending"] or 0
         channel.compared["lines"] = row["lines"]
-    return Found(
-        suspects, sum(row["irregular"] for row in rows), sum(row["compared"] for row in rows)
-    )
+    return Found(seen["suspects"] or 0, seen["irregular"] or 0)
 
 
 #: Frames that are empty, and not worth a plan, unless the journal has this.
 _ONLY_WITH = {
-    "timeline": ("suspect rows",), "handed": ("irregular lines",), "placed": ("irregular lines",),
-    "ids": ("ids",), "ledger": ("claims",), "faults": ("faults",),
+    "timeline": ("suspect rows",), "handed": ("irregular messages",),
+    "placed": ("irregular messages",), "ids": ("ids",), "ledger": ("claims",),
+    "faults": ("faults",),
 }  # fmt: skip
 _CLAIMS = ("SubscriptionDeleted", "QueuesKilled", "QueuesRestored")
 
@@ -343,7 +343,6 @@ def _totals(
     totals["records"] = sum(channel.records for channel in channels.values())
     totals["claims"] = sum(totals.get(kind, 0) for kind in _CLAIMS)
     totals["faults"] = sum(channel.fault is not None for channel in channels.values())
-    totals["irregular lines"] = found.irregular_lines
     totals["irregular messages"] = found.irregular_messages
     totals["suspect rows"] = found.suspect_rows
     return totals

@@ -1,9 +1,9 @@
 """The frames that the checks read, by name, made from one pass over the records.
 
 The expensive part is the timeline: every run of the journal sorted by line. It is gone through
-once; what is kept of it are the rows that some check suspects and the last row of each line. A
-line is judged up to its first suspect row: after that its state cannot be trusted, and every later
-row would be suspect for the same reason.
+once; what is kept of it are the rows that some check suspects, those of irregular segments, and
+the last row of each line. A line is judged up to its first suspect row: after that its state cannot
+be trusted, and every later row would be suspect for the same reason.
 """
 
 from __future__ import annotations
@@ -103,14 +103,11 @@ class Frames:
 
     @cached_property
     def marked(self) -> DataFrame:
-        """The suspect rows of the timeline, and the last row of each line."""
+        """The rows of the timeline that are suspect, irregular, or the last of their line."""
         policies = F.broadcast(journal_frame.policies(self.records))
         rows = journal_frame.timeline(self.events).join(policies, "channel", "left")
-        until_now = Window.partitionBy(*LINE).orderBy("sequence", "index")
-        flagged = rows.withColumn("suspect", self._suspect("timeline")).withColumn(
-            "irregular", F.max(journal_frame.irregular(rows)).over(until_now)
-        )
-        return self._keep(flagged.where(F.col("suspect") | F.col("is_last")))
+        flagged = rows.withColumn("suspect", self._suspect("timeline"))
+        return self._keep(flagged.where(F.col("suspect") | F.col("is_last") | F.col("irregular")))
 
     def _suspect(self, frame: str) -> Column:
         """Whether any check over this frame suspects a row."""
@@ -133,7 +130,7 @@ class Frames:
         """The end of each line: what it was owed, how far it was settled, what is pending."""
         ends = self.marked.where("is_last").select(
             *LINE, "sequence", "owed", F.coalesce("settled_after", F.lit(0)).alias("settled_after"),
-            "blocked_at", "irregular",
+            "blocked_at",
         )  # fmt: skip
         pending = F.greatest(F.col("owed") - F.col("settled_after"), F.lit(0))
         living = self.lifetimes.where(F.col("ended").isNull()).select(
@@ -154,23 +151,20 @@ class Frames:
         return self.lines.where(F.col("is_alive") & ~parked)
 
     @cached_property
-    def _irregular(self) -> DataFrame:
-        """The lines that are compared message by message: none whose state is in doubt already."""
-        doubtful = self.timeline.select(*LINE)
-        return self.lines.where("irregular").select(*LINE).join(doubtful, [*LINE], "left_anti")
-
-    @cached_property
     def _messages(self) -> DataFrame:
-        return message_frame.events_of(self.records, self.lifetimes, self._irregular)
+        """The runs of irregular segments, but of no line whose state is in doubt already."""
+        doubtful = self.timeline.select(*LINE)
+        runs = self.marked.where("irregular").join(doubtful, [*LINE], "left_anti")
+        return message_frame.runs_of(runs, self.records)
 
     @cached_property
     def handed(self) -> DataFrame:
-        """One row per position of an irregular line."""
+        """One row per position in an irregular segment."""
         return self._keep(message_frame.handed(self._messages))
 
     @cached_property
     def placed(self) -> DataFrame:
-        """One row per message of an irregular line, with its place."""
+        """One row per message of an irregular segment, with its place."""
         return self._keep(
             message_frame.placed(
                 message_frame.accepted(self._messages),

@@ -14,7 +14,7 @@ over one sort gives it for every line at once.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
 #: What identifies a line.
@@ -181,63 +181,134 @@ def _in_life(rows: DataFrame, lives: DataFrame) -> DataFrame:
 
 def timeline(events: DataFrame) -> DataFrame:
     """The events of each line in order, each with the state of the line before it."""
-    order = Window.partitionBy(*LINE).orderBy("sequence", "index")
-    before = order.rowsBetween(Window.unboundedPreceding, -1)
-    settled_by_itself = F.when(
-        kind_is("Acked"), F.col("last")
-    ).when(kind_is("Parked") & (F.col("scope") == "message"), F.col("first"))
+    return _with_segments(_with_state(_with_ends(events)))
+
+
+def _order() -> WindowSpec:
+    """A line up to the row."""
+    return Window.partitionBy(*LINE).orderBy("sequence", "index")
+
+
+def _before() -> WindowSpec:
+    """A line before the row."""
+    return _order().rowsBetween(Window.unboundedPreceding, -1)
+
+
+def _with_ends(events: DataFrame) -> DataFrame:
+    """What each event settles and delivers by itself: ``_settles`` and ``_delivers``."""
+    by_itself = F.when(kind_is("Acked"), F.col("last")).when(
+        kind_is("Parked") & (F.col("scope") == "message"), F.col("first")
+    )
     # A partition that was parked whole and is given up loses the message it was parked for.
     blocked = F.when(kind_is("Parked") & (F.col("scope") == "partition"), F.col("first"))
-    first_pass = (
-        events.withColumn("_settles", settled_by_itself)
-        .withColumn("_blocked_at", F.last(blocked, ignorenulls=True).over(before))
-        .withColumn("_settled", F.coalesce(F.max("_settles").over(before), F.lit(0)))
+    rows = (
+        events.withColumn("_settles", by_itself)
+        .withColumn("_blocked_at", F.last(blocked, ignorenulls=True).over(_before()))
+        .withColumn("blocked_at", F.last(blocked, ignorenulls=True).over(_order()))
+        .withColumn("_settled", F.coalesce(F.max("_settles").over(_before()), F.lit(0)))
     )
-    given_up = (
+    gives_up = (
         kind_is("Redriven")
         & F.col("given_up")
         & (F.col("_blocked_at") > F.col("_settled"))
         & F.array_contains("positions", F.col("_blocked_at"))
     )
-    settles = F.coalesce("_settles", F.when(given_up, F.col("_blocked_at")))
     delivers = (
         F.when(kind_is("Delivered"), F.col("last"))
         .when(kind_is("Nacked", "Reassigned"), F.col("first") - 1)
         .when(kind_is("Parked", "Redriven"), F.col("_settles"))
     )
-    second_pass = (
-        first_pass.withColumn("_settles", settles)
+    return (
+        rows.withColumn("_gives_up", F.coalesce(gives_up, F.lit(False)))
+        .withColumn(
+            "_settles", F.coalesce("_settles", F.when(F.col("_gives_up"), F.col("_blocked_at")))
+        )
         .withColumn("_delivers", delivers)
-        .withColumn("_owned", F.when(kind_is("Delivered"), F.struct("subscriber", "epoch")))
-        .withColumn("_sent", F.when(kind_is("Published"), F.col("last")))
     )
-    delivered = kind_is("Delivered")
-    return second_pass.select(
+
+
+def _with_state(rows: DataFrame) -> DataFrame:
+    """The state of the line before each event."""
+    delivered, published = kind_is("Delivered"), kind_is("Published")
+    state = rows.select(
         *LINE, "sequence", "index", "kind", "subscriber", "first", "count", "last",
-        "message_first", "epoch", "attempt", "reason", "scope", "given_up", "has_late", "rising",
-        "oldest", "kept",
-        F.size("positions").alias("redriven"),
-        F.coalesce(F.max("_settles").over(before), F.lit(0)).alias("settled"),
-        F.coalesce(F.last("_delivers", ignorenulls=True).over(before), F.lit(0)).alias("delivered"),
-        F.last("_owned", ignorenulls=True).over(before).alias("_owner"),
-        F.max(F.when(delivered, F.col("last"))).over(before).alias("handed"),
-        F.max(F.when(delivered, F.col("epoch"))).over(before).alias("epoch_max"),
-        F.max("_sent").over(before).alias("published_upto"),
-        F.min(F.when(kind_is("Published"), F.col("first"))).over(before).alias("published_from"),
-        F.max("newest").over(before).alias("newest_before"),
-        F.last(_tried(), ignorenulls=True).over(before).alias("tried"),
-        F.lag("sequence").over(order).alias("sequence_before"),
-        F.lead("sequence").over(order).isNull().alias("is_last"),
-        F.sum(_owed()).over(order).alias("owed"),
-        F.max("_settles").over(order).alias("settled_after"),
-        F.last(blocked, ignorenulls=True).over(order).alias("blocked_at"),
-    ).select(
+        "message_first", "epoch", "attempt", "reason", "scope", "given_up", "positions", "has_late",
+        "rising", "oldest", "newest", "kept", "offset", "blocked_at",
+        F.coalesce(F.max("_settles").over(_before()), F.lit(0)).alias("settled"),
+        F.max("_settles").over(_order()).alias("settled_after"),
+        F.coalesce(F.last("_delivers", True).over(_before()), F.lit(0)).alias("delivered"),
+        F.last(F.when(delivered, F.struct("subscriber", "epoch")), True).over(_before()).alias(
+            "_owner"
+        ),
+        F.max(F.when(delivered, F.col("last"))).over(_before()).alias("handed"),
+        F.max(F.when(delivered, F.col("epoch"))).over(_before()).alias("epoch_max"),
+        F.max(F.when(published, F.col("last"))).over(_before()).alias("published_upto"),
+        F.max("newest").over(_before()).alias("newest_before"),
+        F.last(_tried(), True).over(_before()).alias("tried"),
+        F.lag("sequence").over(_order()).alias("sequence_before"),
+        F.lead("sequence").over(_order()).isNull().alias("is_last"),
+        F.sum(_owed()).over(_order()).alias("owed"),
+        F.coalesce(F.sum(_owed()).over(_before()), F.lit(0)).alias("_owed"),
+        F.coalesce(F.sum(_set_aside()).over(_before()), F.lit(0)).alias("_set_aside"),
+    )  # fmt: skip
+    return state.select(
         "*",
         F.col("_owner.subscriber").alias("owner"),
         F.col("_owner.epoch").alias("owner_epoch"),
         (F.col("delivered") > F.col("settled")).alias("in_flight"),
         (F.col("message_first") + F.col("count") - 1).alias("message_last"),
-    ).drop("_owner")  # fmt: skip
+    ).drop("_owner")
+
+
+def _with_segments(rows: DataFrame) -> DataFrame:
+    """Each row with the segment of its line, and whether the segment is irregular.
+
+    A segment starts with a message that comes when nothing else is owed or set aside: what was
+    before has its place by then, so segments can be compared one by one. In a regular segment
+    positions and sequences run in parallel, and the runs show all there is to show. Timestamps that
+    fall, ids that were dropped, redriven and late messages break that, and so does any fault in the
+    order: such a segment is compared message by message (:mod:`spark.message_frame`).
+    """
+    begins = (
+        (kind_is("Published") | (kind_is("Redriven") & ~F.col("given_up")))
+        & (F.col("_owed") == F.col("settled"))
+        & (F.col("_set_aside") == 0)
+    )
+    start = F.struct(
+        F.col("sequence").alias("start"), F.col("first").alias("message"),
+        F.col("settled").alias("position"), F.col("newest_before").alias("newest"),
+    )  # fmt: skip
+    located = rows.withColumn(
+        "segment", F.last(F.when(begins, start), ignorenulls=True).over(_order())
+    )
+    whole = Window.partitionBy(*LINE, "segment.start")
+    return located.withColumn("irregular", F.max(_is_irregular()).over(whole)).drop(
+        "_owed", "_set_aside"
+    )
+
+
+def _is_irregular() -> Column:
+    """Whether an event makes its segment irregular."""
+    place = F.col("first") - F.col("segment.position")
+    shifted = F.col("message_first") - F.col("segment.message") + 1 != place
+    delivered = kind_is("Delivered") & (F.coalesce(shifted, F.lit(True)) | F.col("has_late"))
+    published = kind_is("Published") & (
+        ~F.col("rising")
+        | (F.col("oldest") < F.col("newest_before"))
+        | (F.coalesce("kept", "count") < F.col("count"))
+    )
+    redriven = kind_is("Redriven") & ~F.col("given_up")
+    return F.coalesce(delivered | published | redriven, F.lit(False))
+
+
+def _set_aside() -> Column:
+    """By how much an event changes the number of parked messages."""
+    head = F.when(F.col("_gives_up"), 1).otherwise(0)
+    return (
+        F.when(kind_is("Parked") & (F.col("scope") == "message"), F.lit(1))
+        .when(kind_is("Redriven"), head - F.size("positions"))
+        .otherwise(0)
+    )
 
 
 def _owed() -> Column:
@@ -260,24 +331,6 @@ def _tried() -> Column:
             kind_is("Nacked").alias("failed"),
         ),
     )
-
-
-def irregular(frame: DataFrame) -> Column:
-    """Whether an event makes its line one whose messages must be compared one by one.
-
-    In a regular line positions and sequences run in parallel, and nothing more is to be shown.
-    Timestamps that fall, ids that were dropped, redriven messages and late ones break that, and so
-    does any fault in the order.
-    """
-    shifted = F.col("message_first") - F.col("first") != F.col("published_from") - 1
-    delivered = kind_is("Delivered") & (shifted | F.col("has_late"))
-    published = kind_is("Published") & (
-        ~F.col("rising")
-        | (F.col("oldest") < F.col("newest_before"))
-        | (F.coalesce("kept", "count") < F.col("count"))
-    )
-    redriven = kind_is("Redriven") & ~F.col("given_up")
-    return F.coalesce(delivered | published | redriven, F.lit(False))
 
 
 def ledger(records: DataFrame, lives: DataFrame) -> DataFrame:

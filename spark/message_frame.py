@@ -1,7 +1,7 @@
-"""From runs to messages, for the lines whose messages must be compared one by one.
+"""From runs to messages, for the segments that must be compared message by message.
 
-In a regular line (see :func:`spark.journal_frame.irregular`) the runs say it all. In the others,
-usually few, positions and sequences are compared message by message:
+In a regular segment (see :mod:`spark.journal_frame`) the runs say it all. In the others, usually
+few, positions and sequences are compared one by one:
 
 - ``accepted``: one row per message that a line is owed: its sequence (``message``), timestamp, and
   the record that accepted it;
@@ -15,34 +15,41 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark.journal_frame import LINE, kind_is, line_events
+from spark.journal_frame import LINE, kind_is
 
-_MORE = ("late", "dropped", "timestamps")
+#: What identifies a segment; ``newest`` is the newest timestamp before it.
+SEGMENT = (*LINE, "start", "newest")
 
 
-def events_of(records: DataFrame, lives: DataFrame, lines: DataFrame) -> DataFrame:
-    """The events of these lines, with what is known of each message."""
-    wanted = records.where(kind_is("Published", "Delivered", "Redriven"))
-    return line_events(wanted, lives, *_MORE).join(lines.select(*LINE), [*LINE], "left_semi")
+def runs_of(rows: DataFrame, records: DataFrame) -> DataFrame:
+    """These rows of the timeline, with what their records tell of each message."""
+    wanted = rows.where(kind_is("Published", "Delivered", "Redriven")).select(
+        *LINE, "segment.start", "segment.newest", "sequence", "kind", "first", "last", "count",
+        "message_first", "offset", "positions", "given_up",
+    )  # fmt: skip
+    details = records.where(kind_is("Published", "Delivered", "Redriven")).select(
+        "channel", "sequence", "late", "dropped", "timestamps"
+    )
+    return details.join(wanted, ["channel", "sequence"])
 
 
 def accepted(events: DataFrame) -> DataFrame:
-    """(LINE, message, timestamp, sequence): what each line is owed."""
+    """(SEGMENT, message, timestamp, sequence): what each line is owed."""
     inside = F.filter("dropped", lambda x: (x >= F.col("offset")) & (x < _end()))
     before = F.size(F.filter("dropped", lambda x: x < F.col("offset")))
     gone = F.transform(inside, lambda x: F.col("first") + x - F.col("offset"))
     published = events.where(kind_is("Published")).select(
-        *LINE, "sequence", "timestamps", (F.col("offset") - before).alias("start"),
+        *SEGMENT, "sequence", "timestamps", (F.col("offset") - before).alias("from"),
         F.array_except(F.sequence("first", "last"), gone).alias("messages"),
     )  # fmt: skip
     stamps = F.when(
         F.size("timestamps") == 1,
         F.transform("messages", lambda _: F.element_at("timestamps", 1)),
-    ).otherwise(F.slice("timestamps", F.col("start") + 1, F.size("messages")))
+    ).otherwise(F.slice("timestamps", F.col("from") + 1, F.size("messages")))
     each = F.explode(
         F.arrays_zip(F.col("messages").alias("message"), stamps.alias("timestamp"))
     ).alias("each")
-    return published.select(*LINE, "sequence", each).select(*LINE, "sequence", "each.*")
+    return published.select(*SEGMENT, "sequence", each).select(*SEGMENT, "sequence", "each.*")
 
 
 def _end() -> Column:
@@ -50,18 +57,18 @@ def _end() -> Column:
 
 
 def handed(events: DataFrame) -> DataFrame:
-    """(LINE, position, message, message_max, at, is_late): what each position stands for."""
+    """(SEGMENT, position, message ...): what each position stands for, and since which record."""
     delivered = events.where(kind_is("Delivered")).select(
-        *LINE, "sequence", "first", "message_first", "offset", "late",
+        *SEGMENT, "sequence", "first", "message_first", "offset", "late",
         F.explode(F.sequence("first", "last")).alias("position"),
     )  # fmt: skip
     place = F.col("position") - F.col("first")
     each = delivered.select(
-        *LINE, "position", "sequence",
+        *SEGMENT, "position", "sequence",
         (F.col("message_first") + place).alias("message"),
         F.array_contains("late", F.col("offset") + place).alias("is_late"),
     )  # fmt: skip
-    return each.groupBy(*LINE, "position").agg(
+    return each.groupBy(*SEGMENT, "position").agg(
         F.min_by("message", "sequence").alias("message"),
         F.min("message").alias("message_min"),
         F.max("message").alias("message_max"),
@@ -71,17 +78,17 @@ def handed(events: DataFrame) -> DataFrame:
 
 
 def redriven(events: DataFrame) -> DataFrame:
-    """(LINE, position): positions that were parked and whose message went back to its line."""
+    """Positions that were parked and whose message went back to its line."""
     back = events.where(kind_is("Redriven") & ~F.col("given_up"))
-    return back.select(*LINE, F.explode("positions").alias("position")).distinct()
+    return back.select(*LINE, "start", F.explode("positions").alias("position")).distinct()
 
 
 def placed(accepted_frame: DataFrame, handed_frame: DataFrame, back: DataFrame) -> DataFrame:
     """Each message with its place; of one that was redriven, the place it had last."""
     first = handed_frame.join(
-        back.withColumn("was_redriven", F.lit(True)), [*LINE, "position"], "left"
+        back.withColumn("was_redriven", F.lit(True)), [*LINE, "start", "position"], "left"
     )
-    by_message = first.groupBy(*LINE, "message").agg(
+    by_message = first.groupBy(*LINE, "start", "message").agg(
         F.max("position").alias("position"),
         F.max_by("sequence", "position").alias("at"),
         F.max_by("is_late", "position").alias("is_late"),
@@ -89,5 +96,5 @@ def placed(accepted_frame: DataFrame, handed_frame: DataFrame, back: DataFrame) 
         F.coalesce(F.max("was_redriven"), F.lit(False)).alias("was_redriven"),
     )
     return accepted_frame.withColumnRenamed("sequence", "published_at").join(
-        by_message, [*LINE, "message"], "full"
+        by_message, [*LINE, "start", "message"], "full"
     )

@@ -112,8 +112,8 @@ SETTINGS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
-    # Plans are fitted to the journal's size by ``fit``. Adaptive execution would plan the whole of a
-    # large union anew after each of its stages, which took longer than the stages.
+    # Plans are fitted to the journal's size by ``fit``. Adaptive execution would plan the whole of
+    # a large union anew after each of its stages, which took longer than the stages.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
     # A window keeps the rows of one partition key; beyond this they go to disk.

@@ -13,12 +13,14 @@ NAME = "late-unrecorded"
 
 def _unrecorded(frame: DataFrame) -> DataFrame:
     before = (
-        Window.partitionBy(*LINE)
+        Window.partitionBy(*LINE, "start")
         .orderBy("position")
         .rowsBetween(Window.unboundedPreceding, -1)
     )
     there = frame.where(F.col("position").isNotNull() & F.col("published_at").isNotNull())
-    older = F.coalesce(F.col("timestamp") < F.max("timestamp").over(before), F.lit(False))
+    # Before the segment everything was handed out: what counts is the newest there was.
+    newest = F.greatest("newest", F.max("timestamp").over(before))
+    older = F.coalesce(F.col("timestamp") < newest, F.lit(False))
     judged = there.withColumn("is_older", older)
     # A redriven message may have been on time when it was handed out first.
     wrong = (F.col("is_late") != F.col("is_older")) & ~F.col("was_redriven")

@@ -14,7 +14,7 @@ NAME = "lost-write"
 def _left_out(frame: DataFrame) -> DataFrame:
     """Never handed out, though a message after it was, while this one was there."""
     newer = (
-        Window.partitionBy(*LINE)
+        Window.partitionBy(*LINE, "start")
         .orderBy(F.desc("timestamp"), F.desc("message"))
         .rowsBetween(Window.unboundedPreceding, -1)
     )

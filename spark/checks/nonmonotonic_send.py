@@ -16,7 +16,7 @@ NAME = "nonmonotonic-send"
 
 
 def _overtaken(frame: DataFrame) -> DataFrame:
-    order = Window.partitionBy(*LINE).orderBy("position")
+    order = Window.partitionBy(*LINE, "start").orderBy("position")
     before = order.rowsBetween(Window.unboundedPreceding, -1)
     there = frame.where(
         F.col("position").isNotNull() & F.col("published_at").isNotNull() & ~F.col("was_redriven")

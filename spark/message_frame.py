@@ -23,7 +23,9 @@ SEGMENT = (*LINE, "start", "newest")
 
 def runs_of(rows: DataFrame, records: DataFrame) -> DataFrame:
     """These rows of the timeline, with what their records tell of each message."""
-    wanted = rows.where(kind_is("Published", "Delivered", "Redriven")).select(
+    # From 5 up to 4 would be two messages, counted down.
+    some = kind_is("Redriven") | (F.col("count") > 0)
+    wanted = rows.where(kind_is("Published", "Delivered", "Redriven") & some).select(
         *LINE, "segment.start", "segment.newest", "sequence", "kind", "first", "last", "count",
         "message_first", "offset", "positions", "given_up",
     )  # fmt: skip

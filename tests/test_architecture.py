@@ -178,3 +178,21 @@ def test_nothing_is_left_undone_in_silence() -> None:
     for path in SOURCES:
         for word in ("FIXME", "XXX", "TODO"):
             assert word not in path.read_text(), f"{relative(path)} has a {word}"
+
+
+SPARK_FRAMES = sorted(
+    [*(ROOT / "spark").glob("*_frame.py"), ROOT / "spark" / "frames.py"]
+    + [*(ROOT / "spark" / "checks").glob("*.py"), *(ROOT / "spark" / "figures").glob("*.py")]
+)
+#: What would run Python per row, or bring rows to the driver.
+PER_ROW = {
+    "udf", "pandas_udf", "applyInPandas", "applyInArrow", "mapInPandas", "mapInArrow", "rdd",
+    "foreach", "collect", "toPandas", "toLocalIterator", "toArrow", "take", "head",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", SPARK_FRAMES, ids=relative)
+def test_frames_and_checks_run_no_python_per_row_and_collect_nothing(path: Path) -> None:
+    nodes = ast.walk(ast.parse(path.read_text()))
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    assert not names & PER_ROW

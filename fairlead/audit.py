@@ -6,12 +6,13 @@ verdict and chooses the exit code. Spark is imported only here and only when it 
 
 from __future__ import annotations
 
+import os
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from broker.errors import BrokerError
 from fairlead.audit_progress import Steps
 from fairlead.options import JsonOption, option
 from fairlead.output import complain, line, note, show_json, show_table
@@ -91,17 +92,19 @@ def audit(
     """
     try:
         verdict = _judge(store, archive, histories, channel, drained, report, master, memory)
-    except (BrokerError, Problem, OSError) as error:
+    except Exception as error:
+        # Whatever went wrong: exit code 1 would say that the journal is.
+        if os.environ.get("FAIRLEAD_TRACEBACK"):
+            traceback.print_exc()
+        reason = str(error) or type(error).__name__
         if as_json:
-            show_json({"verdict": "unknown", "reasons": [str(error)]})
-        complain(error)
+            show_json({"verdict": "unknown", "reasons": [reason]})
+        complain(reason)
         raise typer.Exit(EXIT_CODES["unknown"]) from None
     if as_json:
         show_json(verdict)
     else:
         _show(verdict)
-    if report is not None:
-        note(f"the report is in {report}")
     raise typer.Exit(EXIT_CODES[verdict["verdict"]])
 
 
@@ -179,25 +182,37 @@ def _with_spark(
                 _write_report(report, verdict, outcome.records)
             outcome.release()
         except (PySparkException, Py4JError) as error:
-            raise Problem(_reason(error), "repair or restore the store, then audit again") from None
+            raise _problem(error) from error
         finally:
             steps.leave()
     return verdict
 
 
 def _write_report(path: Path, verdict: dict[str, Any], records: Any) -> None:
+    """Draw the page. The verdict stands, whatever becomes of its picture."""
     from spark.report import collect_figures, render
 
-    page = render(verdict, collect_figures(records))
-    path.write_text(page, encoding="utf-8")
+    try:
+        page = render(verdict, collect_figures(records))
+        path.write_text(page, encoding="utf-8")
+    except Exception as error:
+        complain(f"the report could not be written to {path}: {error}; the verdict stands")
+    else:
+        note(f"the report is in {path}")
 
 
-def _reason(error: Exception) -> str:
-    """The line of a Spark failure that says what went wrong."""
+def _problem(error: Exception) -> Problem:
+    """What a failure of Spark means to who asked: the store cannot be read, or Spark gave up."""
     lines = [text.strip() for text in str(error).splitlines() if text.strip()]
-    telling = [text for text in lines if "store " in text and "Error" in text]
-    found = (telling or lines or [type(error).__name__])[-1 if telling else 0]
-    return f"Spark could not read it: {found}"
+    telling = [text for text in lines if "RuntimeError: " in text]
+    if telling:
+        reason = telling[-1].partition("RuntimeError: ")[2]
+        return Problem(f"the journal cannot be read: {reason}", "then audit again")
+    found = (lines or [type(error).__name__])[0]
+    return Problem(
+        f"Spark failed: {found}",
+        "give it more memory (--memory) or more room for temporary files (TMPDIR)",
+    )
 
 
 def _show(verdict: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from itertools import repeat
 from typing import Any, Iterator, NamedTuple, Sequence
 
 from broker.errors import JournalError, JournalGap
-from broker.journal.codec import BODIES, CHECKSUM_START, COLUMNS, RUNS, SEQUENCE
+from broker.journal.codec import BODIES, CHECKSUM, CHECKSUM_START, COLUMNS, RUNS, SEQUENCE
 from broker.journal.sqlite_schema import connect_readonly, format_of, translate
 
 #: Rows fetched at a time, and about how many bytes of blobs; at first, how large they are is not
@@ -67,6 +67,8 @@ def extents(place: Place, channel: str | None = None) -> list[Extent]:
     found = _stored(place.store, channel)
     for name, (first, last) in _archived(place.archive, channel).items():
         other = found.get(name)
+        if other:
+            _refuse_another_life(place, name, last)
         # Where both have the channel, a hole between them shows as missing records.
         found[name] = (min(first, other[0]), max(last, other[1])) if other else (first, last)
     return [Extent(name, first, last) for name, (first, last) in sorted(found.items())]
@@ -115,6 +117,28 @@ def read_whole(place: Place, stretch: Stretch, needed: int, bodies: bool) -> Ite
         yield row
     if expected <= stretch.last:
         raise _missing(place, stretch.channel, expected, stretch.last)
+
+
+def _refuse_another_life(place: Place, channel: str, archived: int) -> None:
+    """A channel that was deleted and made anew does not continue what was archived of the old one.
+
+    Their records would be spliced into one journal that never was.
+    """
+    assert place.store is not None
+    end = Stretch(channel, archived, archived)
+    stored = known_checksums(place, channel).get(archived)
+    for row in _store_rows(place.store, end, False):
+        stored = row[CHECKSUM]
+    ends = {row[CHECKSUM] for row in _archive_rows(place.archive, end, False)}
+    head = _stored(place.store, channel).get(channel, (0, 0))[1]
+    if head < archived or (stored is not None and ends and stored not in ends):
+        raise JournalError(
+            f"archive {place.archive} does not belong to channel {channel!r} of store "
+            f"{place.store}: its record {archived} is another one, or the store ends before it "
+            f"(at {head}). A channel that was deleted and made anew needs an archive of its own; "
+            "give the one that was made from this store, or only one of the two",
+            channel=channel, sequence=archived,
+        )  # fmt: skip
 
 
 def known_checksums(place: Place, channel: str) -> dict[int, int]:

@@ -192,6 +192,42 @@ def test_what_cannot_be_audited_is_unknown_and_says_what_to_do(
     assert told in capsys.readouterr().err
 
 
+def test_a_failure_of_the_audit_itself_is_unknown_and_not_a_verdict(
+    command: Any, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("too much")
+
+    monkeypatch.setattr("spark.audit.audit", fail)
+    assert command(store, "--json") == 2
+    assert json.loads(capsys.readouterr().out) == {"verdict": "unknown", "reasons": ["too much"]}
+
+
+def test_a_report_that_cannot_be_drawn_leaves_the_verdict_standing(
+    command: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def fail(*_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr("spark.report.collect_figures", fail)
+    assert command(store, "--report", tmp_path / "report.html") == 0
+    assert "the verdict stands" in capsys.readouterr().err
+
+
+def test_the_archive_of_an_earlier_life_of_a_channel_is_refused(
+    command: Any, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A channel deleted and made anew: its archive and its store are two journals, not one."""
+    export_channel(store, tmp_path / "archive", "orders", everything=True)
+    for count, name in ((20, "shorter.db"), (64, "other.db")):
+        records = planted.good()
+        records[5].at_ms += 1
+        planted.write_store(tmp_path / name, {"orders": records[:count]})
+        assert command(tmp_path / name, "--archive", tmp_path / "archive") == 2
+        assert "needs an archive of its own" in capsys.readouterr().err
+
+
 def test_a_store_that_cannot_be_read_is_unknown(
     command: Any, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,4 +237,5 @@ def test_a_store_that_cannot_be_read_is_unknown(
     pages[4096 * 3 :] = b"\xff" * (len(pages) - 4096 * 3)
     broken.write_bytes(pages)
     assert command(broken) == 2
-    assert "fairlead:" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "damaged" in shown and "Restore it from a copy" in shown, shown

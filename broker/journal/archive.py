@@ -6,7 +6,7 @@ interrupted at any point, and the next export goes on from what it finds:
 
 1. fold the journal, find how far it is settled         :mod:`broker.journal.settled`
 2. write what the archive does not have yet             :mod:`broker.journal.archive_parquet`
-3. read the archive back, check the chain, fold it      here
+3. read the archive back, check the chain, fold it, sync it once more
 4. write the base, delete the rows                      :mod:`broker.journal.sqlite_trim`
 
 Step 3 reads what will be all that is left of those rows, and makes the base's state out of it. It
@@ -15,8 +15,10 @@ starts at the store's present base, up to which an earlier export has verified t
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import sqlite3
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,26 +33,31 @@ from broker.journal.archive_files import (
     unfinished_files,
 )
 from broker.journal.archive_parquet import (
+    archive_errors,
     make_directory,
     read_batches,
     read_rows,
     require_pyarrow,
+    sync_files,
     write_files,
 )
-from broker.journal.bases import NO_BASE, STATE_BYTES_MAX, Base, make_base, start_of
+from broker.journal.bases import NO_BASE, STATE_BYTES_MAX, Base, make_base, sizes_of, start_of
 from broker.journal.codec import CHECKSUM, SEQUENCE, Row
 from broker.journal.faults import gap
-from broker.journal.mark import Mark
+from broker.journal.mark import look
 from broker.journal.recovery import fold
 from broker.journal.settled import Settled, Unsettled, find_settled
 from broker.journal.sqlite_reader import read_checksum, read_limits, read_raw
-from broker.journal.sqlite_schema import Head, check
+from broker.journal.sqlite_schema import Head, check, translate
 from broker.journal.sqlite_trim import delete_rows, sync_log, write_base
 
 __all__ = [
     "ArchiveFile", "Exported", "Link", "Progress", "channels_of", "export_channel", "list_files",
     "read_batches", "read_rows", "verify",
 ]  # fmt: skip
+
+# What the system says when there is no room: on the disk, in a quota, in a file.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: Called with the name of a step, and how many more records it has done out of how many.
 Progress = Callable[[str, int, int], None]
@@ -94,13 +101,12 @@ def _silent(step: str, count: int, total: int) -> None:
 def channels_of(store: str | os.PathLike[str]) -> list[str]:
     """The channels of a store, in order of creation; raises JournalError for a damaged one."""
     path = os.path.realpath(store)
-    synced = None
-    # The mark is read before the store, so that a broker that writes cannot put it ahead.
-    if os.path.exists(path + ".mark"):
-        mark = Mark(path + ".mark")
-        synced = mark.read()
-        mark.close()
-    return list(check(path, synced).heads)
+    try:
+        # The mark is read before the store, so that a broker that writes cannot put it ahead.
+        synced = look(path + ".mark")
+        return list(check(path, synced).heads)
+    except (sqlite3.Error, OSError, TypeError, ValueError) as error:
+        raise translate(error, path, "cannot read") from error
 
 
 def export_channel(
@@ -124,6 +130,33 @@ def export_channel(
     if channel not in channels_of(path):
         raise JournalError(f"store {path} has no channel {channel!r}", channel=channel)
     base, head = read_limits(path, channel)
+    first = read_checksum(path, channel, base.sequence + 1)
+    try:
+        return _export(
+            path, directory, channel, base, head, everything, trim, keep_records, progress
+        )
+    except JournalCorrupt as error:
+        if not _is_another(path, channel, base, head, first):
+            raise
+        raise JournalError(
+            f"channel {channel!r} was deleted or made anew meanwhile; export again", channel=channel
+        ) from error
+    except archive_errors() as error:
+        raise _cannot_archive(directory, channel, error) from error
+
+
+def _export(
+    path: str,
+    directory: str | os.PathLike[str],
+    channel: str,
+    base: Base,
+    head: Head,
+    everything: bool,
+    trim: bool,
+    keep_records: int,
+    progress: Progress,
+) -> Exported:
+    """The steps of an export, for the channel as it was between ``base`` and ``head``."""
     total = head.sequence - base.sequence
     settled = find_settled(
         path, channel, base, head, lambda count: progress("reading", count, total)
@@ -140,6 +173,32 @@ def export_channel(
         elif settled.oldest is not None:
             done.reason = _unsettled_text(settled.oldest)
     return done
+
+
+def _is_another(path: str, channel: str, base: Base, head: Head, first: int | None) -> bool:
+    """Whether the channel is no longer the one that had these ends and this first checksum."""
+    try:
+        base_now, head_now = read_limits(path, channel)
+        if head_now.sequence < head.sequence or base_now.sequence < base.sequence:
+            return True
+        if first is None or base_now.sequence > base.sequence:
+            return False  # there is no first record to compare, or another trim has taken it
+        return read_checksum(path, channel, base.sequence + 1) != first
+    except JournalError:
+        return False  # damaged, then, whatever else has happened
+
+
+def _cannot_archive(
+    directory: str | os.PathLike[str], channel: str, error: Exception
+) -> JournalError:
+    remedy = "Correct that and run the export again"
+    if getattr(error, "errno", None) in _FULL:
+        remedy = "The disk is full: free space and run the export again"
+    return JournalError(
+        f"archive {os.fspath(directory)}: cannot archive channel {channel!r}: {error}. {remedy}; "
+        "the files that have their names are whole",
+        channel=channel, path=os.fspath(directory),
+    )  # fmt: skip
 
 
 @contextmanager
@@ -235,16 +294,28 @@ def _trim(
         if len(new.state) > STATE_BYTES_MAX:
             done.reason = (
                 f"the channel's state at record {cut} takes {len(new.state)} bytes, a base holds "
-                f"{STATE_BYTES_MAX}; redrive or drop what is parked"
+                f"{STATE_BYTES_MAX}: {sizes_of(new)}"
             )
-        elif write_base(path, channel, new):
-            done.base = new.sequence
         else:
-            done.reason = "another export has trimmed the channel further meanwhile"
+            _sync_archive(directory, channel, base.sequence, cut)
+            if write_base(path, channel, new):
+                done.base = new.sequence
+            else:
+                done.reason = "another export has trimmed the channel further meanwhile"
     # Also without a new base: an interrupted trim may have left rows.
     done.trimmed = delete_rows(
         path, channel, lambda count: progress("trimming", count, done.base - base.sequence)
     )
+
+
+def _sync_archive(
+    directory: str | os.PathLike[str], channel: str, after: int, upto: int
+) -> None:
+    """Make durable what the trim relies on: an earlier export may have died before it did."""
+    files = [
+        file for file in list_files(directory, channel) if file.last > after and file.first <= upto
+    ]
+    sync_files(files, channel_directory(directory, channel))
 
 
 def _fold_archive(

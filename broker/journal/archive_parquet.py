@@ -56,6 +56,11 @@ def require_pyarrow() -> None:
     _arrow()
 
 
+def archive_errors() -> tuple[type[Exception], ...]:
+    """What writing and reading an archive raises when the machine is at fault."""
+    return (OSError, _arrow().ArrowException)
+
+
 def _schema(arrow: Any) -> Any:
     def kind(name: str) -> Any:
         if name in _TEXTS:
@@ -131,8 +136,12 @@ class _FileWriter:
             self._writer.close()  # or it would complain, when it is collected, of a closed file
         except (self._arrow.ArrowException, OSError, ValueError):
             pass  # the disk may be full; the file goes anyway
-        self._file.close()
-        self._hidden.unlink(missing_ok=True)
+        try:
+            self._file.close()  # writes what is buffered, and so fails on a full disk once more
+        except OSError:
+            pass
+        finally:
+            self._hidden.unlink(missing_ok=True)
 
 
 def write_files(folder: Path, channel: str, rows: Iterable[Row]) -> Iterator[ArchiveFile]:
@@ -184,6 +193,20 @@ def sync_directory(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_files(files: Iterable[ArchiveFile], channel_folder: Path) -> None:
+    """Make files durable under their names, whoever wrote them and however far that one came."""
+    folders: dict[Path, None] = {}
+    for file in files:
+        fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        folders[file.path.parent] = None
+    for folder in (*folders, channel_folder, channel_folder.parent):
+        sync_directory(folder)
 
 
 def read_batches(

@@ -15,6 +15,7 @@ import msgpack  # type: ignore[import-untyped]
 
 from broker.core import snapshot
 from broker.core.channel import Channel
+from broker.core.message import SEQUENCE
 from broker.errors import JournalCorrupt, JournalGap, JournalVersion
 from broker.journal.codec import CHECKSUM_START
 
@@ -36,9 +37,7 @@ NO_BASE = Base(0, CHECKSUM_START, b"")
 
 def make_base(channel: Channel, sequence: int, checksum: int) -> Base:
     """The base after record ``sequence``; ``channel`` is the fold of all up to it."""
-    state = snapshot.dump(channel)
-    # Headers may hold lone surrogates, as in the codec.
-    return Base(sequence, checksum, msgpack.packb(state, unicode_errors="surrogatepass"))
+    return Base(sequence, checksum, _packed(snapshot.dump(channel)))
 
 
 def state_checksum(channel: str, base: Base) -> int:
@@ -62,14 +61,49 @@ def checked_base(channel: str, values: tuple[Any, ...] | None) -> Base:
     return base
 
 
+def sizes_of(base: Base) -> str:
+    """What takes the space in a base's state, for people."""
+    state = _unpacked(base)
+    parked_places = {
+        (number, sequence)
+        for group in state["subscriptions"]
+        for number, _, sequence, *_ in group["parked"]
+    }
+    pending = parked = count = 0
+    for _, partitions in state["publishers"]:
+        for _, _, entries in partitions:
+            for entry in entries:
+                if (count, entry[SEQUENCE]) in parked_places:
+                    parked += len(_packed(entry))
+                else:
+                    pending += len(_packed(entry))
+            count += 1
+    parked += sum(len(_packed(group["parked"])) for group in state["subscriptions"])
+    ids = len(_packed(state["delivered_ids"]))
+    rest = len(base.state) - pending - parked - ids
+    return (
+        f"{count} partitions take {rest} bytes, pending messages {pending}, parked messages "
+        f"{parked}, ids of delivered messages {ids}"
+    )
+
+
+def _packed(value: Any) -> bytes:
+    # Headers may hold lone surrogates, as in the codec.
+    return bytes(msgpack.packb(value, unicode_errors="surrogatepass"))
+
+
+def _unpacked(base: Base) -> Any:
+    return msgpack.unpackb(
+        base.state, unicode_errors="surrogatepass", strict_map_key=False, use_list=True
+    )
+
+
 def start_of(name: str, base: Base) -> Channel:
     """The channel to fold the records after ``base`` into; raises JournalCorrupt."""
     if base.sequence == 0:
         return Channel(name)
     try:
-        state = msgpack.unpackb(
-            base.state, unicode_errors="surrogatepass", strict_map_key=False, use_list=True
-        )
+        state = _unpacked(base)
         version = state["version"]
     # Whole by its checksum and still no snapshot: msgpack may fail in any way it knows.
     except Exception as error:

@@ -30,7 +30,7 @@ from broker.journal.bases import Base
 from broker.journal.codec import BODIES, CHECKSUM, CHECKSUM_START, RUNS, Row, encode
 from broker.journal.faults import mismatch
 from broker.journal.sqlite_reader import read_base, read_channel
-from broker.journal.sqlite_schema import translate
+from broker.journal.sqlite_schema import BUSY_TIMEOUT_S, translate
 from broker.journal.sqlite_store import Store
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,7 @@ class SqliteJournal:
         *,
         sync_interval_s: float = SYNC_INTERVAL_S,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
         on_failure: Callable[[JournalError], None] | None = None,
     ) -> None:
         if durability not in ("fsync", "flush"):
@@ -68,7 +69,9 @@ class SqliteJournal:
         self._sync_interval_s = sync_interval_s
         self._checkpoint_bytes = checkpoint_bytes
         self._on_failure = on_failure
-        self._store = Store(self.path, sync_each_write=durability == "fsync")
+        self._store = Store(
+            self.path, sync_each_write=durability == "fsync", busy_timeout_s=busy_timeout_s
+        )
         heads = self._store.heads
         # Only the writer thread looks at these; the failure is set by the thread that it starts.
         self._folding: threading.Thread | None = None
@@ -183,10 +186,13 @@ class SqliteJournal:
             self._raise_failure()
 
     def close(self) -> None:
-        """Commit what is queued, sync and close. Raises JournalError if that fails."""
+        """Commit what is queued, sync and close. Raises JournalError if that fails.
+
+        It fails too when another process holds the write lock for two busy timeouts.
+        """
         with self._lock:
             failed_before = self._failure is not None
-            self._closing = True
+            self._closing = self._store.closing = True
             self._wake.notify()
         self._writer.join()
         if self._failure is not None and not failed_before:

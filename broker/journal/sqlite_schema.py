@@ -9,7 +9,12 @@ part, into the main file.
 the statement that writes. ``writes = dropped + the sum of all heads`` at all times. ``bases`` has
 the beginning of each channel that was trimmed; trimming is no write, and a head stays.
 
-Format 1 had no ``bases``. It is read as it is, and migrated when it is opened for writing.
+The trigger is also the fence against a broker that was deposed and does not know it: a row that is
+not the one after its channel's head is refused. The primary key alone would not do, because the
+rows that it would collide with may have been trimmed.
+
+Format 1 had no ``bases`` and no fence in the trigger. It is read as it is, and migrated when it is
+opened for writing.
 """
 
 from __future__ import annotations
@@ -40,6 +45,16 @@ CREATE TABLE bases (
     channel TEXT PRIMARY KEY NOT NULL, sequence INTEGER NOT NULL, checksum INTEGER NOT NULL,
     state BLOB NOT NULL, state_checksum INTEGER NOT NULL);
 """
+# The fence comes first: what it refuses changes nothing.
+_RECORD_WRITTEN = """
+CREATE TRIGGER record_written AFTER INSERT ON records BEGIN
+    SELECT RAISE(ABORT, 'deposed') WHERE new.sequence <>
+        coalesce((SELECT sequence FROM heads WHERE channel = new.channel), 0) + 1;
+    INSERT INTO heads VALUES (new.channel, new.sequence, new.checksum)
+        ON CONFLICT (channel) DO UPDATE SET sequence = new.sequence, checksum = new.checksum;
+    UPDATE store SET writes = writes + 1;
+END;
+"""
 _TABLES = f"""
 CREATE TABLE records (
     channel TEXT NOT NULL, sequence INTEGER NOT NULL, kind TEXT NOT NULL, at_ms INTEGER NOT NULL,
@@ -51,11 +66,7 @@ CREATE TABLE heads (
 {_BASES}
 CREATE TABLE store (id BLOB NOT NULL, writes INTEGER NOT NULL, dropped INTEGER NOT NULL);
 INSERT INTO store VALUES (randomblob(16), 0, 0);
-CREATE TRIGGER record_written AFTER INSERT ON records BEGIN
-    INSERT INTO heads VALUES (new.channel, new.sequence, new.checksum)
-        ON CONFLICT (channel) DO UPDATE SET sequence = new.sequence, checksum = new.checksum;
-    UPDATE store SET writes = writes + 1;
-END;
+{_RECORD_WRITTEN}
 CREATE TRIGGER channel_dropped AFTER DELETE ON heads BEGIN
     UPDATE store SET writes = writes + 1, dropped = dropped + old.sequence + 1;
 END;
@@ -105,6 +116,12 @@ def translate(error: Exception, path: str, context: str, **details: Any) -> Jour
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == errno.ENOSPC:
         text = "the disk is full. Nothing of this write is visible; free space and restart"
+        return JournalError(f"store {path}: {context}: {text}", path=path, **details)
+    if code == sqlite3.SQLITE_BUSY:
+        text = (
+            "another process, perhaps an export, holds the store's write lock and does not let go. "
+            "Wait until that process is done, or end it, and try again"
+        )
         return JournalError(f"store {path}: {context}: {text}", path=path, **details)
     is_of_file = isinstance(error, _FAULTS_OF_FILE) and not isinstance(error, _FAULTS_OF_CALLER)
     if code in _FAULTS_OF_MACHINE or not is_of_file:
@@ -161,11 +178,19 @@ def migrate(connection: sqlite3.Connection) -> None:
         # Somebody else may have done it while this one waited for the lock.
         if format_of(connection) != FORMAT:
             connection.execute(_BASES)
+            connection.execute("DROP TRIGGER record_written")
+            connection.execute(_RECORD_WRITTEN)
             connection.execute(f"PRAGMA user_version = {FORMAT}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        roll_back(connection)
         raise
+
+
+def roll_back(connection: sqlite3.Connection) -> None:
+    """End a transaction that failed. After a full disk SQLite has done so by itself."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
 
 
 def format_of(connection: sqlite3.Connection) -> int:

@@ -40,6 +40,10 @@ log = logging.getLogger(__name__)
 # together take some 10 MB.
 _ROWS_EXACT_MAX = 128
 _ROWS_LARGE = 256
+# The row exists, or it is not the one after the channel's head: the store's fence, see the trigger.
+_DEPOSED = (sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, sqlite3.SQLITE_CONSTRAINT_TRIGGER)
+# How many busy timeouts a writer that is to end still waits for the lock.
+_TIMEOUTS_WHEN_CLOSING = 2
 _ROW_MARKS = "(" + ",".join("?" * len(COLUMNS)) + ")"
 
 
@@ -68,8 +72,13 @@ class Store:
     system says it; the journal translates it and never calls again.
     """
 
-    def __init__(self, path: str, *, sync_each_write: bool) -> None:
+    def __init__(
+        self, path: str, *, sync_each_write: bool, busy_timeout_s: float = BUSY_TIMEOUT_S
+    ) -> None:
         self.path = path
+        #: Set, by whichever thread, when the store is to be closed: waiting for a lock then ends.
+        self.closing = False
+        self._busy_timeout_s = busy_timeout_s
         self.heads: dict[str, Head] = {}
         self.sync_seconds = 0.0
         self.checkpoint_seconds = 0.0
@@ -98,7 +107,7 @@ class Store:
             else:
                 self._insert_many(rows)
         except sqlite3.IntegrityError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY:
+            if error.sqlite_errorcode not in _DEPOSED:
                 raise
             raise self._deposed(rows) from error
         self._written(len(rows))
@@ -196,7 +205,7 @@ class Store:
             isolation_level=None,
             check_same_thread=False,
             cached_statements=_ROWS_EXACT_MAX + 16,
-            timeout=BUSY_TIMEOUT_S,
+            timeout=self._busy_timeout_s,
         )
         self._connection = connection
         connection.execute(f"PRAGMA synchronous = {'FULL' if self._sync_each_write else 'NORMAL'}")
@@ -235,8 +244,10 @@ class Store:
 
         Busy is no failure: nothing was written and nothing is in doubt. A trim holds the lock for
         moments, but its process may be stopped in one of them, and that must not end the broker.
+        Nor may it keep the broker from ending: once the store is closing, this gives up.
         """
         connection = self._open_connection()
+        timeouts_closing = 0
         while True:
             try:
                 connection.execute(sql, values)
@@ -244,10 +255,21 @@ class Store:
             except sqlite3.OperationalError as error:
                 if getattr(error, "sqlite_errorcode", 0) & 0xFF != sqlite3.SQLITE_BUSY:
                     raise
+                timeouts_closing += self.closing
+                if timeouts_closing >= _TIMEOUTS_WHEN_CLOSING:
+                    raise self._given_up() from error
                 log.warning(
                     "store %s: another process has held its write lock for %g s; waiting on",
-                    self.path, BUSY_TIMEOUT_S,
+                    self.path, self._busy_timeout_s,
                 )  # fmt: skip
+
+    def _given_up(self) -> JournalError:
+        return JournalError(
+            f"store {self.path} is closed, but what was queued is not written: another process, "
+            "perhaps an export, holds the store's write lock. Nothing of it was answered. End that "
+            "process before the store is opened again",
+            path=self.path,
+        )
 
     def _written(self, writes: int) -> None:
         self._writes += writes
@@ -267,10 +289,27 @@ class Store:
         """Name the channel that somebody else has written to."""
         with closing(connect_readonly(self.path)) as connection:
             heads = dict(connection.execute("SELECT channel, sequence FROM heads").fetchall())
-        taken = next((r for r in rows if r[SEQUENCE] <= heads.get(r[CHANNEL], 0)), rows[0])
-        channel, sequence = taken[CHANNEL], taken[SEQUENCE]
+        channel, sequence = _first_refused(rows, heads)
+        if sequence <= heads.get(channel, 0):
+            done = f"journal record {sequence} has been written by another broker"
+        else:
+            done = (
+                f"another broker has deleted it: its journal ends at {heads.get(channel, 0)}, and "
+                f"record {sequence} does not follow"
+            )
         return Deposed(
-            f"channel {channel!r}: journal record {sequence} has been written by another broker; "
-            "this one no longer owns the channel and must stop serving it",
+            f"channel {channel!r}: {done}; this one no longer owns the channel and must stop "
+            "serving it",
             channel=channel, sequence=sequence,
         )  # fmt: skip
+
+
+def _first_refused(rows: Sequence[Row], heads: dict[str, int]) -> tuple[str, int]:
+    """Channel and sequence of the first row that does not follow from the heads of the store."""
+    following = {channel: sequence + 1 for channel, sequence in heads.items()}
+    for row in rows:
+        channel, sequence = row[CHANNEL], row[SEQUENCE]
+        if sequence != following.get(channel, 1):
+            return channel, sequence
+        following[channel] = sequence + 1
+    return rows[0][CHANNEL], rows[0][SEQUENCE]

@@ -23,7 +23,7 @@ from typing import Callable
 from broker.errors import JournalError
 from broker.journal.bases import Base, state_checksum
 from broker.journal.sqlite_reader import select_base
-from broker.journal.sqlite_schema import BUSY_TIMEOUT_S, migrate, translate
+from broker.journal.sqlite_schema import BUSY_TIMEOUT_S, migrate, roll_back, translate
 
 #: How much is deleted under one hold of the write lock: rows, and bytes of blobs.
 CHUNK_ROWS = 200
@@ -63,7 +63,7 @@ def write_base(path: str, channel: str, base: Base) -> bool:
                 written = _write_base(connection, channel, base)
                 connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                roll_back(connection)
                 raise
             return written
     except sqlite3.Error as error:
@@ -118,12 +118,14 @@ def sync_log(path: str) -> None:
     """
     try:
         log_fd = os.open(path + "-wal", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(log_fd)
+        finally:
+            os.close(log_fd)
     except FileNotFoundError:
         return  # all of it is in the main file, which SQLite has synced before it dropped the log
-    try:
-        os.fsync(log_fd)
-    finally:
-        os.close(log_fd)
+    except OSError as error:
+        raise translate(error, path, "cannot sync its log") from error
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Callable
 
 import pytest
 
+from broker.core.channel import Channel
+from broker.core.policy import Policy
+from broker.core.records import PublisherOpened
 from broker.journal.archive import list_files, verify
 from broker.journal.sqlite import SqliteJournal
-from tests.processes import BrokerProcess, run_fairlead
+from tests.processes import BrokerProcess, environment, run_fairlead
 
 pytest.importorskip("pyarrow")
 
@@ -105,7 +111,7 @@ def test_the_summary_for_people_says_what_was_done_and_what_stays_and_why(
         (["nowhere.db", "--archive", "DIR"], 1, "there is no store nowhere.db"),
         (["STORE", "--archive", "STORE"], 1, "is no directory"),
         (["STORE", "--archive", "DIR", "--channel", "nope"], 1, "has no channel nope"),
-        (["README", "--archive", "DIR"], 1, "not a database"),
+        (["README", "--archive", "DIR"], 1, "cannot read: the file is damaged: file is not a data"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_with_its_exit_code(
@@ -119,7 +125,7 @@ def test_what_cannot_be_done_is_one_line_with_its_exit_code(
     done = run_fairlead("export", *[places.get(word, word) for word in words])
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("fairlead: ") and done.stderr.count("\n") == 1
-    assert text in done.stderr
+    assert text in done.stderr and "this is a bug" not in done.stderr
 
 
 def test_a_store_without_channels_is_no_failure(tmp_path: Path) -> None:
@@ -148,3 +154,36 @@ def test_a_channel_that_fails_does_not_keep_the_others_from_being_exported(
     assert bad["code"] == "journal-corrupt" and "record 3 is damaged" in bad["error"]
     assert good["channel"] == "billing" and good["trimmed"] > 0
     assert {file.channel for file in list_files(archive)} == {"billing"}
+
+
+def test_a_full_archive_disk_is_told_in_the_json_beside_the_channels_that_were_done(
+    tmp_path: Path,
+) -> None:
+    """No file may grow beyond 60,000 bytes: enough for the first channel, not for the second."""
+    store, archive = tmp_path / "s.db", tmp_path / "archive"
+    journal = SqliteJournal(store)
+    rng = random.Random(1)
+    for name in ("small", "large"):
+        journal.append(name, 1, Channel.birth(name, Policy(), 1))
+    opened = [PublisherOpened(5, f"p{i}-{rng.randbytes(40).hex()}", 1) for i in range(5_000)]
+    journal.append("large", 3, opened)
+    journal.close()
+    code = (
+        "import resource, sys; from fairlead.command import run; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, resource.RLIM_INFINITY)); "
+        "sys.exit(run(sys.argv[1:]))"
+    )
+    words = ["export", str(store), "--archive", str(archive), "--json"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True, text=True, env=environment(), timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    small, large = json.loads(done.stdout)["channels"]
+    assert (small["channel"], small["records"]) == ("small", 2)
+    assert large["code"] == "journal-error" and f"archive {archive}" in large["error"]
+    assert "free space and run the export again" in large["error"]
+    assert {file.channel for file in list_files(archive)} == {"small"}
+    assert list(archive.rglob(".*")) == [], "nothing unfinished is left"
+    assert run_fairlead("export", store, "--archive", archive).returncode == 0
+    assert verify(archive, "large").sequence == 5_002

@@ -5,12 +5,16 @@ before the archive has it.
 from __future__ import annotations
 
 import builtins
+import errno
+import io
 import os
 import random
+import re
 import signal
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from histories import START_MS, Life, alter, replay, rows_in, write_store
 from journal_samples import copy_store
 
 from broker.core import commands as c
+from broker.core.message import PartitionKey
 from broker.errors import JournalCorrupt, JournalError, JournalGap
 from broker.journal import archive, archive_parquet, settled
 from broker.journal.archive import (
@@ -31,10 +36,11 @@ from broker.journal.archive import (
     verify,
 )
 from broker.journal.archive_files import channel_directory, day_of, file_path
+from broker.journal.bases import make_base, sizes_of
 from broker.journal.codec import AT_MS, CHECKSUM, COLUMNS
 from broker.journal.recovery import recover
 from broker.journal.sqlite import SqliteJournal
-from tests.builders import Driven, fingerprint
+from tests.builders import Driven, fingerprint, publish_command
 from tests.processes import environment
 
 pytest.importorskip("pyarrow")
@@ -361,7 +367,30 @@ def test_a_state_that_is_too_large_is_not_stored_and_nothing_is_trimmed(
     monkeypatch.setattr(archive, "STATE_BYTES_MAX", 10)
     done = export_channel(store, directory, "orders", trim=True)
     assert (done.base, done.trimmed, rows_in(store)) == (0, 0, rows)
-    assert "a base holds 10" in done.reason
+    assert "a base holds 10: 12 partitions take " in done.reason
+    assert "redrive" not in done.reason
+
+
+def test_the_reason_for_a_state_that_is_too_large_says_what_takes_the_space() -> None:
+    """One partition with a parked message of 5,000 bytes, one with a pending one of 3,000, ids."""
+    driven = Driven(attempts_max=1)
+    driven.subscribe("worker-1", 50)
+    driven.do(publish_command("billing", {"a": (1, [b"x" * 5_000])}))
+    driven.dispatch()
+    (line,) = driven.channel.backup.find(PartitionKey("billing", "a")).lines  # type: ignore[union-attr]
+    driven.do(c.Nack("default", "worker-1", "worker-1-1", line.epoch, 1, "test", 0))
+    driven.do(publish_command("billing", {"b": (1, [b"x" * 3_000])}))
+    driven.channel.delivered_ids.add(["id-1", "id-2"])
+    base = make_base(driven.channel, 1, 1)
+    found = re.fullmatch(
+        r"2 partitions take (\d+) bytes, pending messages (\d+), parked messages (\d+), "
+        r"ids of delivered messages (\d+)",
+        sizes_of(base),
+    )
+    assert found is not None, sizes_of(base)
+    rest, pending, parked, ids = map(int, found.groups())
+    assert 3_000 < pending < 3_100 and 5_000 < parked < 5_200 and 10 < ids < 20
+    assert rest + pending + parked + ids == len(base.state)
 
 
 # --- going on, and what does not fit
@@ -627,4 +656,164 @@ def test_what_the_store_has_not_synced_is_synced_before_it_is_archived(
     monkeypatch.undo()
     first_file = next(i for i, item in enumerate(order) if item.endswith(".unfinished"))
     assert "wal" in order[:first_file]
+    journal.close()
+
+
+def test_what_a_trim_relies_on_is_synced_before_the_base_also_when_an_earlier_export_wrote_it(
+    store: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That export may have died between the rename and the sync of the folder."""
+    monkeypatch.setattr(archive_parquet, "FILE_ROWS_MAX", 40)
+    export_channel(store, directory, "orders")
+    synced: list[int] = []
+    before_base: list[int] = []
+    fsync, write_base = os.fsync, archive.write_base
+
+    def noted_fsync(fd: int) -> None:
+        fsync(fd)
+        synced.append(os.fstat(fd).st_ino)
+
+    def noted_write_base(*args: Any) -> bool:
+        before_base.extend(synced)
+        return write_base(*args)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(archive, "write_base", noted_write_base)
+    done = export_channel(store, directory, "orders", trim=True, keep_records=100)
+    assert done.archived == 0 and done.base > 0
+    files = [file for file in list_files(directory) if file.first <= done.base]
+    assert 1 < len(files) < len(list_files(directory))
+    places = {file.path for file in files} | {file.path.parent for file in files}
+    places |= {channel_directory(directory, "orders"), directory}
+    assert {path.stat().st_ino for path in places} <= set(before_base)
+
+
+# --- what goes wrong outside
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (errno.ENOSPC, "The disk is full: free space and run the export again"),
+        (errno.EIO, "Correct that and run the export again"),
+    ],
+)
+def test_an_archive_that_cannot_be_written_is_named_and_the_export_goes_on_later(
+    store: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, number: int, text: str
+) -> None:
+    monkeypatch.setattr(archive_parquet, "FILE_ROWS_MAX", 100)
+    rows = rows_in(store)
+    calls = 0
+
+    def flush(self: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise OSError(number, os.strerror(number))
+        function(self)
+
+    function = archive_parquet._FileWriter._flush
+    monkeypatch.setattr(archive_parquet._FileWriter, "_flush", flush)
+    with pytest.raises(JournalError) as caught:
+        export_channel(store, directory, "orders", trim=True)
+    assert type(caught.value) is JournalError
+    assert f"archive {directory}: cannot archive channel 'orders'" in str(caught.value)
+    assert os.strerror(number) in str(caught.value) and text in str(caught.value)
+    assert rows_in(store) == rows and 0 < len(archived_rows(directory)) < len(rows)
+    export_channel(store, directory, "orders")
+    assert archived_rows(directory) == rows
+
+
+def test_a_file_that_was_not_finished_goes_also_when_closing_it_fails(
+    store: Path, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is buffered is written on closing: on a full disk that fails once more."""
+
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def opened(path: Path, mode: str) -> Any:
+        return io.BufferedWriter(Full(path, mode), 10**6)
+
+    monkeypatch.setattr(archive_parquet, "open", opened, raising=False)
+    with pytest.raises(JournalError, match="free space and run the export again"):
+        export_channel(store, directory, "orders")
+    assert [path for path in directory.rglob("*") if path.is_file()] == []
+
+
+def test_the_channels_of_what_is_no_store_are_refused_like_the_store_itself(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("no database at all, but some text\n" * 50)
+    with pytest.raises(JournalCorrupt, match="notes.txt: cannot read: .* not a database"):
+        archive.channels_of(path)
+    with pytest.raises(JournalError, match="nowhere.db: cannot read: .*unable to open"):
+        archive.channels_of(tmp_path / "nowhere.db")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt"]
+
+
+def test_the_mark_is_only_looked_at_by_an_export(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags: list[int] = []
+    opened = os.open
+
+    def noted(path: Any, how: int, *args: Any, **keywords: Any) -> int:
+        if str(path).endswith(".mark"):
+            flags.append(how & (os.O_ACCMODE | os.O_CREAT))
+        return opened(path, how, *args, **keywords)
+
+    monkeypatch.setattr(os, "open", noted)
+    assert archive.channels_of(store) == ["orders"]
+    assert flags == [os.O_RDONLY]
+    Path(f"{store}.mark").unlink()
+    assert archive.channels_of(store) == ["orders"]
+    assert not Path(f"{store}.mark").exists()
+
+
+@pytest.mark.parametrize("step", ["reading", "archiving"])
+@pytest.mark.parametrize("again", [0, 20, 600])
+def test_a_channel_that_is_deleted_or_made_anew_during_an_export_is_not_called_damaged(
+    store: Path, directory: Path, step: str, again: int
+) -> None:
+    journal = SqliteJournal(store)
+    heir = Life(2).live(again) if again else None
+    if heir is not None and again == 600:  # longer than the first life: its first record tells
+        heir.records[0] = replace(heir.records[0], at_ms=heir.now_ms)
+    seen = 0
+
+    def progress(name: str, count: int, total: int) -> None:
+        nonlocal seen
+        seen += name == step
+        if seen == 40 and name == step:
+            journal.drop("orders")
+            if heir is not None:
+                journal.append("orders", 1, heir.records)
+                assert journal.wait_durable("orders", len(heir.records), 20)
+
+    with pytest.raises(JournalError, match="'orders' was deleted or made anew meanwhile") as caught:
+        export_channel(store, directory, "orders", trim=True, progress=progress)
+    assert type(caught.value) is JournalError
+    if heir is not None:
+        assert [record for _, record in journal.read("orders")] == heir.records
+    journal.close()
+
+
+def test_damage_found_while_a_channel_grows_is_still_called_damage(
+    store: Path, directory: Path, life: Life
+) -> None:
+    alter(store, "UPDATE records SET at_ms = at_ms + 1 WHERE sequence = 200")
+    journal = SqliteJournal(store)
+    end = len(life.records)
+    life.live(end + 20)
+
+    def progress(name: str, count: int, total: int) -> None:
+        if journal.durable("orders") == end:
+            journal.append("orders", end + 1, life.records[end:])
+            assert journal.wait_durable("orders", len(life.records), 20)
+
+    with pytest.raises(JournalCorrupt, match="record 200 is damaged"):
+        export_channel(store, directory, "orders", progress=progress)
     journal.close()

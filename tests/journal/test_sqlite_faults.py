@@ -122,7 +122,7 @@ def test_a_record_that_cannot_be_encoded_stops_the_journal_and_names_itself(tmp_
 
 
 def test_a_write_of_another_process_deposes_this_one(tmp_path: Path) -> None:
-    """The lock file keeps brokers apart; the primary key is the fence if it does not."""
+    """The lock file keeps brokers apart; the store is the fence if it does not (test_trim.py)."""
     path = tmp_path / "journal.db"
     journal = SqliteJournal(path)
     journal.append("orders", 1, samples("orders", 1, 1))

@@ -26,8 +26,8 @@ from histories import (
 )
 from journal_samples import Home, copy_store, samples
 
-from broker.errors import JournalCorrupt, JournalError, JournalGap, JournalVersion
-from broker.journal import sqlite_store, sqlite_trim
+from broker.errors import Deposed, JournalCorrupt, JournalError, JournalGap, JournalVersion
+from broker.journal import sqlite_trim
 from broker.journal.archive import channels_of, export_channel
 from broker.journal.bases import NO_BASE, Base
 from broker.journal.codec import encode
@@ -136,6 +136,74 @@ def test_trimming_a_store_of_format_1_migrates_it(tmp_path: Path) -> None:
     assert trim(path, life, 30) == 30
     assert version_of(path) == 2
     assert recovered(path) == (fingerprint(replay("orders", life.records)), len(life.records))
+
+
+def test_a_migrated_store_has_the_tables_and_triggers_of_a_new_one(tmp_path: Path) -> None:
+    write_format_1(tmp_path / "old.db", Life().live(30))
+    for name in ("old.db", "new.db"):
+        SqliteJournal(tmp_path / name).close()
+    assert schema_of(tmp_path / "old.db") == schema_of(tmp_path / "new.db")
+
+
+def schema_of(path: Path) -> set[tuple[str, str]]:
+    connection = sqlite3.connect(path)
+    try:
+        found = connection.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+        return {(name, " ".join(sql.split())) for name, sql in found}
+    finally:
+        connection.close()
+
+
+# --- the fence
+
+
+@pytest.mark.parametrize("format_", [1, 2])
+@pytest.mark.parametrize("rows", [1, 300], ids=["one-statement", "a-transaction"])
+def test_a_deposed_broker_is_refused_also_when_a_trim_took_what_it_collides_with(
+    tmp_path: Path, format_: int, rows: int
+) -> None:
+    """The .lock is removed, as by somebody who takes it for stale, and a second broker starts."""
+    life = Life().live(90)
+    path = tmp_path / "journal.db"
+    if format_ == 1:
+        write_format_1(path, life)
+    else:
+        write_store(path, life)
+    deposed = SqliteJournal(path)
+    first = len(life.records) + 1
+    Path(f"{path}.lock").unlink()
+    owner = SqliteJournal(path)
+    life.live(first + 400)
+    owner.append("orders", first, life.records[first - 1 :])
+    end = len(life.records)
+    assert owner.wait_durable("orders", end, WAIT_S)
+    assert trim(path, life, end) == end
+    deposed.append("orders", first, samples("orders", 2, 1 + rows))
+    with pytest.raises(Deposed, match=f"'orders': journal record {first} has been written by ano"):
+        deposed.wait_durable("orders", first, WAIT_S)
+    deposed.close()
+    life.live(end + 10)
+    owner.append("orders", end + 1, life.records[end:])
+    assert owner.wait_durable("orders", len(life.records), WAIT_S)
+    owner.close()
+    assert recovered(path) == (fingerprint(replay("orders", life.records)), len(life.records))
+
+
+def test_a_deposed_broker_is_refused_when_the_new_owner_has_deleted_the_channel(
+    tmp_path: Path,
+) -> None:
+    life = Life().live(60)
+    path = write_store(tmp_path / "journal.db", life)
+    deposed = SqliteJournal(path)
+    Path(f"{path}.lock").unlink()
+    owner = SqliteJournal(path)
+    owner.drop("orders")
+    deposed.append("orders", len(life.records) + 1, samples("orders", 2, 2))
+    with pytest.raises(Deposed, match="'orders': another broker has deleted it: .* ends at 0"):
+        deposed.wait_durable("orders", len(life.records) + 1, WAIT_S)
+    deposed.close()
+    owner.close()
+    assert channels_of(path) == []
 
 
 # --- reading, in every kind of journal
@@ -400,16 +468,54 @@ def test_rows_go_in_chunks_bounded_in_rows_and_bytes(
     assert counts == [1] * 30, "one row is always taken, however large"
 
 
+# --- a full disk
+
+
+def on_a_full_disk(path: Path, size: int, step: str) -> str:
+    """What the child is told when no file may grow beyond ``size``."""
+    child = Path(__file__).parent / "full_disk_child.py"
+    done = subprocess.run(
+        [sys.executable, child, path, str(size), step],
+        stdout=subprocess.PIPE, env=environment(), text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def test_a_base_that_cannot_be_written_is_no_damage_and_the_store_stays_as_it_was(
+    tmp_path: Path,
+) -> None:
+    """SQLite has rolled back by then: a second ROLLBACK would hide what had happened."""
+    life = Life().live(60)
+    path = write_store(tmp_path / "journal.db", life)
+    told = on_a_full_disk(path, 1_000_000, "base")
+    assert told.startswith("JournalError ") and "cannot trim channel 'orders'" in told
+    assert "disk I/O error" in told or "the disk is full" in told
+    assert read_limits(str(path), "orders")[0] == NO_BASE
+    assert recovered(path) == (fingerprint(replay("orders", life.records)), len(life.records))
+
+
+def test_a_migration_that_cannot_be_written_is_no_damage_and_can_be_done_later(
+    tmp_path: Path,
+) -> None:
+    life = Life().live(60)
+    path = tmp_path / "journal.db"
+    write_format_1(path, life)
+    told = on_a_full_disk(path, 3_000, "open")
+    assert told.startswith("JournalError ") and "cannot open" in told
+    assert "disk I/O error" in told or "the disk is full" in told
+    assert version_of(path) == 1
+    assert recovered(path) == (fingerprint(replay("orders", life.records)), len(life.records))
+
+
 # --- beside a writer
 
 
 def test_a_write_lock_held_by_another_process_delays_the_writer_and_never_fails_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As by a trim that was stopped in the middle of a chunk, longer than any busy timeout."""
-    monkeypatch.setattr(sqlite_store, "BUSY_TIMEOUT_S", 0.02)
     path = tmp_path / "journal.db"
-    journal = SqliteJournal(path, checkpoint_bytes=1)
+    journal = SqliteJournal(path, checkpoint_bytes=1, busy_timeout_s=0.02)
     other = sqlite3.connect(path, isolation_level=None)
     sequence = 0
     for count in (1, 300):  # one statement, and many in a transaction
@@ -431,6 +537,52 @@ def test_a_write_lock_held_by_another_process_delays_the_writer_and_never_fails_
     assert journal.channels() == []
     other.close()
     journal.close()
+
+
+@pytest.mark.parametrize("count", [1, 300], ids=["one-statement", "a-transaction"])
+def test_a_held_write_lock_does_not_keep_a_journal_from_being_closed(
+    tmp_path: Path, count: int
+) -> None:
+    path = tmp_path / "journal.db"
+    journal = SqliteJournal(path, busy_timeout_s=0.05)
+    journal.append("orders", 1, samples("orders", 1, 1))
+    assert journal.wait_durable("orders", 1, WAIT_S)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    journal.append("orders", 2, samples("orders", 2, 1 + count))
+    told: list[Exception] = []
+
+    def close() -> None:
+        try:
+            journal.close()
+        except JournalError as error:
+            told.append(error)
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
+    assert "what was queued is not written: another process" in str(told[0])
+    assert "Nothing of it was answered" in str(told[0])
+    with pytest.raises(JournalError, match="what was queued is not written"):
+        journal.wait_durable("orders", 2, WAIT_S)
+    other.execute("ROLLBACK")
+    other.close()
+    journal = SqliteJournal(path)
+    assert journal.durable("orders") == 1
+    journal.close()
+
+
+def test_opening_a_store_whose_write_lock_is_held_says_so_and_what_to_do(tmp_path: Path) -> None:
+    path = write_store(tmp_path / "journal.db", Life().live(20))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(JournalError, match="cannot open: another process, perhaps an export") as e:
+        SqliteJournal(path, busy_timeout_s=0.02)
+    assert "or end it, and try again" in str(e.value) and e.value.code == "journal-error"
+    other.execute("ROLLBACK")
+    other.close()
+    SqliteJournal(path).close()
 
 
 def test_a_checkpoint_beside_a_held_write_lock_does_not_fail(tmp_path: Path) -> None:

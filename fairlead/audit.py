@@ -234,9 +234,9 @@ def _show(verdict: dict[str, Any]) -> None:
     )  # fmt: skip
     line("")
     show_table(
-        ["ANOMALY", "COMPARED", "FOUND", "NOT CHECKED"],
+        ["ANOMALY", "COMPARED", "FOUND", "NOT CHECKED, OR ONLY IN PART"],
         [
-            [row["name"], row["compared"], row["violations"], row["skipped"]]
+            [row["name"], row["compared"], row["violations"], row["skipped"] or row["partly"]]
             for row in verdict["checks"]
         ],
         "nothing was checked",

@@ -398,12 +398,13 @@ def _result(
     ours = [check for check in checks.ALL if check.anomaly == name]
     counted = {kind for check in ours if check not in skipped for kind in check.compares}
     compared = sum(totals.get(kind, 0) for kind in counted)
-    reasons = sorted({skipped[check] for check in ours if skipped.get(check)})
+    reasons = "; ".join(sorted({skipped[check] for check in ours if skipped.get(check)})) or None
+    is_partly = any(check not in skipped for check in ours)
     return {
         "name": name, "definition": ANOMALIES[name], "compared": compared,
         "violations": rows[0]["total"] if rows else 0,
         "offenders": [_offender(row) for row in rows if row["place"] <= OFFENDERS_MAX],
-        "skipped": "; ".join(reasons) or None,
+        "skipped": None if is_partly else reasons, "partly": reasons if is_partly else None,
     }  # fmt: skip
 
 

@@ -2,9 +2,23 @@
 
 Here lives the file, its twin in memory for a simulator, and the reader. What a line means is said
 in ``publisher/history.py`` and ``subscriber/history.py``; nothing here knows an event by name but
-``cut``. No line costs a system call or gives up Python's global lock: the file is mapped into
-memory and grown in steps, lines are copied into it, and what is in the page cache outlives the
-process, also one that is killed. It need not outlive the machine: nothing is synced.
+``cut``. The file is mapped into memory and grown in steps, and lines are copied into it: what is in
+the page cache outlives the process, also one that is killed. It need not outlive the machine:
+nothing is synced.
+
+A line costs no system call and does not give up Python's global lock. That is cheap, not free of
+waiting:
+
+- The first touch of a page, and the first after the system has written it back, is a page fault.
+  Under heavy writeback the system may let it wait for the disk, and it waits with Python's global
+  lock held: the whole process stands still for so long.
+- About one line in a MiB makes the file grow: a call to allocate and one to map, under the lock of
+  the file and whatever lock its writer holds. Some lines of a publisher are written under the lock
+  that ``publish`` takes, so ``publish`` may wait for it.
+- Blocks that are allocated keep a full disk from being a SIGBUS only where a write goes to the
+  block that was allocated. A file system that copies on write (btrfs, ZFS, a snapshot below) may
+  need a new block for it, and if it has none, the process dies of SIGBUS. There, keep histories on
+  a disk that does not fill up.
 """
 
 from __future__ import annotations
@@ -28,6 +42,7 @@ log = logging.getLogger("fairlead.history")
 
 FIRST_STEP_BYTES = 64 << 10  # a short life needs no more
 STEP_BYTES = 1 << 20
+RESERVED_BYTES = 80  # in each window, beside the head of a line: for the line ``cut``
 NAME_CHARS_MAX = 120  # of a file's name; longer ids are cut there, the lines have them whole
 
 #: ``append(event, fields)``: what the pure halves write through. ``fields`` are further members of
@@ -76,16 +91,6 @@ class MemoryHistory:
         )
 
 
-def prepare(directory: str | os.PathLike[str]) -> None:
-    """Make the directory if it is missing. Raises BadRequest if no file can be made in it."""
-    try:
-        os.makedirs(directory, exist_ok=True)
-    except OSError as error:
-        raise _unusable(directory, error) from None
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise _unusable(directory, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
-
-
 def _unusable(directory: str | os.PathLike[str], error: OSError) -> BadRequest:
     return BadRequest(
         f"history={os.fspath(directory)!r} cannot be used: {error.strerror or error}; name a "
@@ -100,29 +105,32 @@ class HistoryFile:
     is full, ``failed`` becomes True, the last line is ``cut``, and what is appended after that goes
     nowhere: the client goes on. After a fork the child writes nothing.
 
+    A client that does not know its session yet leaves it empty in the identity. The file, with room
+    for the first lines, is then made under a name that ends in ``.new``, which no reader looks
+    for; ``begin`` gives it its name, or ``discard`` removes it.
+
     Every byte of the window is allocated before it is mapped, so that a full disk is an error of
-    the allocation and not a SIGBUS in the middle of a line. Nobody else may truncate the file.
+    the allocation and not a SIGBUS in the middle of a line, except where the file system copies on
+    write. Nobody else may truncate the file. Raises BadRequest if the file cannot be made.
     """
 
     def __init__(
         self, directory: str | os.PathLike[str], identity: Mapping[str, str]
     ) -> None:
         self.failed = False
+        self._identity = dict(identity)
         self._head = head(identity)
-        self._reserved = len(self._head) + 80  # for the line ``cut``
+        self._reserved = len(self._head) + RESERVED_BYTES
         self._lock = threading.Lock()
         self._count = 0
         self._window: mmap.mmap | None = None
         self._start = 0  # of the window in the file
         self._at = 0  # in the window: where the next line goes
         self._limit = 0  # in the window: where lines must end
-        prepare(directory)
-        name = quote(identity["name"], safe="")[:NAME_CHARS_MAX]
-        self.path = os.path.join(
-            os.fspath(directory),
-            f"{identity['client']}-{name}-{identity['session']}-{secrets.token_hex(4)}.jsonl",
-        )
+        self._directory, self._token = os.fspath(directory), secrets.token_hex(4)
+        self.path = self._path()
         try:
+            os.makedirs(directory, exist_ok=True)
             self._file = io.FileIO(self.path, "x+")  # with O_EXCL
         except OSError as error:
             raise _unusable(directory, error) from None
@@ -133,6 +141,39 @@ class HistoryFile:
             os.unlink(self.path)
             raise _unusable(directory, error) from None
         _live.add(self)
+
+    def begin(self, session: str) -> None:
+        """The session is known: take the name after it. To be called before the first line.
+
+        Raises nothing: by now the client has begun. If the name cannot be taken, ``failed`` becomes
+        True and the client goes on without a history.
+        """
+        before = self.path
+        with self._lock:
+            self._identity["session"] = session
+            self._head = head(self._identity)
+            self._limit += self._reserved
+            self._reserved = len(self._head) + RESERVED_BYTES
+            self._limit -= self._reserved
+        try:
+            os.rename(before, self._path())
+        except OSError as error:
+            self.failed = True
+            log.warning(
+                "history %s cannot be named after its session %s (%s); its client goes on without",
+                before, session, error.strerror or error,
+            )  # fmt: skip
+            self.discard()
+        else:
+            self.path = self._path()
+
+    def discard(self) -> None:
+        """End it and remove the file: nothing worth keeping has happened."""
+        self.close()
+        try:
+            os.unlink(self.path)
+        except OSError as error:
+            log.warning("history %s is of no use and cannot be removed: %s", self.path, error)
 
     def append(self, event: str, fields: str = "") -> None:
         """Add a line; it is in the file when this returns, unless the history has ended."""
@@ -156,6 +197,13 @@ class HistoryFile:
         """Cut the file to its length and let it go. Closing twice is fine."""
         with self._lock:
             self._end()
+
+    def _path(self) -> str:
+        identity = self._identity
+        start = f"{identity['client']}-{quote(identity['name'], safe='')[:NAME_CHARS_MAX]}"
+        session = identity["session"]
+        end = f"{session}-{self._token}.jsonl" if session else f"{self._token}.new"
+        return os.path.join(self._directory, f"{start}-{end}")
 
     # Under the lock.
 

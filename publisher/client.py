@@ -17,7 +17,6 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Sequence
 
-from broker import history as histories
 from broker import wire
 from broker.core.policy import Policy
 from broker.errors import (
@@ -29,6 +28,7 @@ from broker.errors import (
     OutboxFull,
     PublisherClosed,
 )
+from broker.history import HistoryFile
 from broker.remote.lookup import pause_s
 from publisher.batch import Call, Learn
 from publisher.history import PublisherHistory, publisher_identity
@@ -59,7 +59,9 @@ class Publisher:
         on_full: "refuse" or "block" when the channel is full; None: as the channel's policy says.
         timeout_s: how long one call may take.
         give_up_s: how long a broker may be away before the open receipts fail.
-        history: a directory for a file of what this publisher saw; see ``publisher.history``.
+        history: a directory for a file of what this publisher saw; see ``publisher.history``. If
+            the file cannot be made, that is a BadRequest before the id is opened: a publisher that
+            lives under the id is not fenced for nothing.
 
     Any thread may publish. Errors come through receipts and ``flush``.
     """
@@ -84,8 +86,6 @@ class Publisher:
         self.channel = wire.check_channel_name(channel)
         if on_full not in (None, "refuse", "block"):
             raise BadRequest(f"on_full={on_full!r} is refused: it is 'refuse' or 'block'")
-        if history is not None:
-            histories.prepare(history)  # before the opening, which fences an older publisher
         self._linger_s, self._give_up_s = linger_s, give_up_s
         self._outbox_count_max = outbox_count_max
         self._link = Link(
@@ -106,8 +106,13 @@ class Publisher:
         self._closing = False
         self._failure: BrokerError | None = None
         self._errors: list[BrokerError] = []
+        # Before the opening, which fences an older publisher.
+        self._history_file = None if history is None else self._make_history(history)
+        self._history: PublisherHistory | None = None
+        self._writers = 2  # of the history: the sender and ``close``; the last one ends it
+        self._closed = False
         # In the constructing thread, so that a wrong address shows at once.
-        opened = self._link.open(give_up_s, self._abandoned)
+        opened = self._open()
         self._policy = Policy.from_dict(opened["policy"])
         self._message_bytes_max = self._policy.message_bytes_max
         refuse = (on_full or self._policy.overflow) == "refuse"
@@ -118,15 +123,12 @@ class Publisher:
             UNDER_WAY_MAX,
         )
         self._outbox.known = opened["known"]
-        self._history_file: histories.HistoryFile | None = None
-        self._history: PublisherHistory | None = None
-        if history is not None:
-            identity = publisher_identity(publisher, self.epoch, self.channel)
-            self._history_file = histories.HistoryFile(history, identity)
+        if self._history_file is not None:
+            self._history_file.begin(str(self.epoch))
             self._history = PublisherHistory(self._history_file.append, self.epoch)
             self._outbox.watcher = self._history
         self._thread = threading.Thread(
-            target=self._run, name=f"publisher-{publisher}", daemon=True
+            target=self._live, name=f"publisher-{publisher}", daemon=True
         )
         self._thread.start()
         _live.add(self)
@@ -242,10 +244,16 @@ class Publisher:
             self._closing = True
             self._changed.notify_all()
             self._room.notify_all()
-        if not first:
-            self._end_history(timeout)  # a fenced publisher was closed without it
-            return
         self._thread.join(timeout)
+        if first:
+            self._abandon()
+        with self._changed:
+            once, self._closed = not self._closed, True
+        if once:  # a fenced publisher has closed itself before, without this
+            self._end_writer()
+
+    def _abandon(self) -> None:
+        """Whatever is open by now fails; a sender that still runs ends with its call."""
         self._abandoned.set()
         with self._changed:
             if self._thread.is_alive() or self._outbox.count:
@@ -259,15 +267,27 @@ class Publisher:
                 )
                 log.warning("publisher %s closed with %d open messages", self.publisher, left)
             self._tell()
-        self._end_history(0)
 
-    def _end_history(self, timeout: float | None) -> None:
-        """Write its last line. A sender that goes on may still send, and must say so before."""
-        if self._history is not None and self._history_file is not None:
-            self._thread.join(timeout)
-            if not self._thread.is_alive():
-                self._history.closed()
-                self._history_file.close()
+    def _make_history(self, directory: str | os.PathLike[str]) -> HistoryFile:
+        return HistoryFile(directory, publisher_identity(self.publisher, None, self.channel))
+
+    def _open(self) -> dict[str, Any]:
+        """Open the id; if that fails, nothing is left of the history."""
+        try:
+            return self._link.open(self._give_up_s, self._abandoned)
+        except BaseException:
+            if self._history_file is not None:
+                self._history_file.discard()
+            raise
+
+    def _end_writer(self) -> None:
+        """The sender or ``close`` writes no more. A sender may outlive ``close`` and still send."""
+        with self._changed:
+            self._writers -= 1
+            last = not self._writers
+        if last and self._history is not None and self._history_file is not None:
+            self._history.closed()
+            self._history_file.close()
 
     def __enter__(self) -> Publisher:
         return self
@@ -352,6 +372,12 @@ class Publisher:
             self._resolved.wait(left)
 
     # The sender thread.
+
+    def _live(self) -> None:
+        try:
+            self._run()
+        finally:
+            self._end_writer()
 
     def _run(self) -> None:
         attempt = answers = 0

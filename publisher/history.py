@@ -24,7 +24,8 @@ Each line has the members ``client``, ``name``, ``session`` (the epoch as text),
   outcome when the broker could not decide for now (queues down, stopping): the call goes again.
   A call that is unknown and then refused as a whole stays unknown: its first sending may count.
 - ``closed``: ``open``, the messages that were taken and are neither answered nor refused. The last
-  line of a clean close; missing if the sender had not ended by then.
+  line of a clean end. If the sender outlives ``close``, it writes the line when it ends; it is
+  missing if the process ended first.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ CRC_PIECE_BYTES = 5 << 10
 CRC_WHOLE_BYTES = 256 << 10
 
 
-def publisher_identity(publisher: str, epoch: int, channel: str) -> dict[str, str]:
-    """What every line of a publisher's history says about whose it is."""
-    return {"client": "publisher", "name": publisher, "session": str(epoch), "channel": channel}
+def publisher_identity(publisher: str, epoch: int | None, channel: str) -> dict[str, str]:
+    """What every line of a publisher's history says about whose it is; None: not opened yet."""
+    session = "" if epoch is None else str(epoch)
+    return {"client": "publisher", "name": publisher, "session": session, "channel": channel}
 
 
 class PublisherHistory:

@@ -101,6 +101,10 @@ class Subscriber:
         )
         self._signalled = False
         self._threads: list[threading.Thread] = []
+        # Who may still write to the history: each thread, and ``close``. The last one ends it.
+        self._writers_lock = threading.Lock()
+        self._writers = 1
+        self._closed = False
 
     # What users call.
 
@@ -177,23 +181,29 @@ class Subscriber:
     def close(self, timeout: float | None = None) -> None:
         """Stop, wait for the running handlers (``stop_s``), acknowledge what is done, leave.
 
-        From inside a handler it only stops: who started the subscriber closes it.
+        From inside a handler it only stops: who started the subscriber closes it. A handler that
+        takes longer goes on after this has returned. Its message is another subscriber's by then;
+        what becomes of it here is in the history, which ends when the last thread does.
         """
         self.stop()
         if threading.current_thread() in self._threads:
             return
         deadline = time.monotonic() + (self._stop_s if timeout is None else timeout)
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.1, deadline - time.monotonic()))
+            thread.join(max(0.1, deadline - time.monotonic()))
         # A handler that outlives this keeps the settler waiting; the keeper must not come back.
         self._shared.drained.set()
         self._shared.check_now.set()
-        if self._threads and self._threads[-1] is not threading.current_thread():
+        if self._threads:
             self._threads[-1].join(KEEPER_END_S)
-        self._keeper.leave()
-        self._keeper.close_daemon()
-        self._close_history()
+        try:
+            self._keeper.leave()
+            self._keeper.close_daemon()
+        finally:
+            with self._writers_lock:
+                first, self._closed = not self._closed, True
+            if first:
+                self._end_writer()
 
     def __enter__(self) -> Subscriber:
         return self.start()
@@ -252,10 +262,12 @@ class Subscriber:
         shared.session.recording = True
         return file
 
-    def _close_history(self) -> None:
-        """End it, unless a handler is still running: what becomes of that is written later."""
-        ended = not any(thread.is_alive() for thread in self._threads)
-        if self._shared.history is not None and self._history_file is not None and ended:
+    def _end_writer(self) -> None:
+        """A thread, or ``close``, writes no more; after the last of them the history ends."""
+        with self._writers_lock:
+            self._writers -= 1
+            last = not self._writers
+        if last and self._shared.history is not None and self._history_file is not None:
             self._settler.note_finished()
             self._shared.history.closed()
             self._history_file.close()
@@ -263,7 +275,15 @@ class Subscriber:
     # Threads and signals.
 
     def _spawn(self, target: Callable[[], None], name: str) -> None:
-        thread = threading.Thread(target=target, name=f"{self.subscriber}-{name}", daemon=True)
+        def live() -> None:
+            try:
+                target()
+            finally:
+                self._end_writer()
+
+        thread = threading.Thread(target=live, name=f"{self.subscriber}-{name}", daemon=True)
+        with self._writers_lock:
+            self._writers += 1
         self._threads.append(thread)
         thread.start()
 

@@ -23,7 +23,10 @@ partition: ``started`` says which.
 - ``failed``: ``epoch``, ``position``, ``sequence``, ``attempt``, ``reason``. The handler raised,
   nacked or rejected; in the file before the nack is sent. The positions before it that were handled
   may be in a ``finished`` line after it.
-- ``closed``: the last line of a clean end; missing if a handler was still running.
+- ``closed``: the last line of a clean end. The last thread of the subscriber writes it. If a
+  handler outlives ``close``, that is after ``close`` has returned, and what the handler finishes,
+  though nobody can acknowledge it any more, is in a ``finished`` line before. It is missing if the
+  process ended first.
 """
 
 from __future__ import annotations

@@ -143,9 +143,12 @@ class Keeper:
         """Unsubscribe; the broker gets back what was not handled. Best effort: a lease is behind
         it."""
         shared = self._shared
-        if shared.settle_uri is None:
+        shared.left = True
+        uri, shared.settle_uri = shared.settle_uri, None
+        shared.settle_now.set()
+        if uri is None:
             return
-        proxy = shared.proxy(shared.settle_uri)
+        proxy = shared.proxy(uri)
         proxy._pyroTimeout = min(shared.timeout_s, LEAVE_TIMEOUT_S)
         try:
             invoke(proxy, "leave", shared.subscriber, shared.session_id, shared.subscription)
@@ -153,7 +156,6 @@ class Keeper:
             log.debug("subscriber %s could not say good-bye: %s", shared.subscriber, error)
         finally:
             proxy._pyroRelease()
-            shared.settle_uri = None
 
     def close_daemon(self) -> None:
         """Take no more calls of the broker."""
@@ -209,6 +211,8 @@ class Keeper:
             shared.check_now.clear()
         if proxy is not None:
             proxy._pyroRelease()
+        if shared.left:
+            self.leave()  # it was left while this thread subscribed once more
 
     def _settle_proxy(self, again: bool) -> Any:
         """A proxy to where heartbeats go; after trouble by subscribing again first."""

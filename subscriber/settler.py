@@ -1,9 +1,11 @@
 """Settler: the thread that carries acks and nacks to the broker.
 
 A call costs the same for one message as for a thousand, so acks gather while the previous call is
-under way and for a moment after it. The settler is the last to end: it goes on until every handler
-has returned and what they did is settled. What may not live here: a decision about the lease or
-the subscription. A call that fails is tried again, and the keeper is told to look.
+under way and for a moment after it. The settler goes on until every handler has returned and what
+they did is settled. When nothing can be settled any more, because the subscriber has left or the
+broker stays away, it still notes what running handlers finish, and ends with the last of them. What
+may not live here: a decision about the lease or the subscription. A call that fails is tried
+again, and the keeper is told to look.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ class Settler:
         shared = self._shared
         try:
             self._run()
+            self._note_until_the_last()
         except Exception as error:
             # Never go on handling while nothing is acknowledged any more.
             log.exception("settler of subscriber %s failed", shared.subscriber)
@@ -46,9 +49,10 @@ class Settler:
             shared.check_now.set()
 
     def _run(self) -> None:
+        """Settle, until all is settled after a stop, or nothing can be settled any more."""
         shared = self._shared
         attempt = 0
-        while True:
+        while not shared.left:
             # Not for ever: short messages may be done while a long one runs.
             shared.settle_now.wait(ACK_LATENCY_S)
             shared.settle_now.clear()
@@ -56,10 +60,12 @@ class Settler:
                 self._follow_uri()
                 if self._proxy is not None:
                     self._settle_once(self._proxy)
+                else:
+                    self.note_finished()
                 attempt = 0
             except BrokerError as error:
                 self._not_settled(error)
-                if shared.stopping.is_set() and attempt >= LAST_ATTEMPTS_MAX:
+                if attempt >= LAST_ATTEMPTS_MAX and self._hopeless():
                     break
                 shared.drained.wait(pause_s(attempt, error))
                 attempt += 1
@@ -68,6 +74,26 @@ class Settler:
             if self._finished():
                 break
             self._gather_acks()
+
+    def _hopeless(self) -> bool:
+        """Whether nobody waits for a broker to come back. While a handler runs, close does."""
+        shared = self._shared
+        with shared.changed:
+            waited_for = shared.working and not shared.drained.is_set()
+        return shared.stopping.is_set() and not waited_for
+
+    def _note_until_the_last(self) -> None:
+        """Note what handlers finish that nobody waits for any more, as each of them does."""
+        shared = self._shared
+        while True:
+            shared.settle_now.clear()
+            with shared.changed:
+                working = shared.working  # looked at first: what ends later has another turn
+            self.note_finished()
+            if not working:
+                return
+            # The subscriber is stopping: a worker ends with its message, and says so.
+            shared.settle_now.wait()
 
     def _follow_uri(self) -> None:
         """The keeper may have subscribed at another address meanwhile."""

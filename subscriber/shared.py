@@ -32,7 +32,8 @@ class Shared:
     """The state of one subscriber. Its attributes are for the files of this folder only.
 
     ``changed`` guards everything from ``session`` to ``error``. What is read without it is read
-    once, as one word (``lease_until``, ``settle_uri``, ``handled``), and may be a moment old.
+    once, as one word (``lease_until``, ``settle_uri``, ``left``, ``handled``), and may be a moment
+    old.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Shared:
         self.policy = Policy()
         self.origin = (channel, subscription, 0)
         self.settle_uri: str | None = None
+        self.left = False  # for good: nothing is settled any more
         self.lease_until = 0.0
         self.working = 0
         self.handled = 0

@@ -48,9 +48,9 @@ class Workers:
                 for assignment in taken:
                     if not self.handle_all(assignment):
                         break
-            except Exception:
+            except BaseException:  # whatever it is: what was taken is put back, for the settler
                 log.exception("worker of subscriber %s failed", shared.subscriber)
-                shared.stopping.set()
+                shared.stop()
 
     def _take(self) -> list[Assignment]:
         """Wait for work, under the lock; nothing when the subscriber is to stop."""

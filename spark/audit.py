@@ -326,8 +326,8 @@ def _end_of_lines(frames: Frames, channels: dict[str, Channel]) -> Found:
 #: Frames that are empty, and not worth a plan, unless the journal has this.
 _ONLY_WITH = {
     "timeline": ("suspect rows",), "handed": ("irregular messages",),
-    "placed": ("irregular messages",), "ids": ("ids",), "ledger": ("claims",),
-    "faults": ("faults",),
+    "placed": ("irregular messages",), "positions": ("irregular messages",), "ids": ("ids",),
+    "ledger": ("claims",), "faults": ("faults",), "redrives": ("Redriven",),
 }  # fmt: skip
 _CLAIMS = ("SubscriptionDeleted", "QueuesKilled", "QueuesRestored")
 

@@ -174,6 +174,24 @@ class Frames:
         )
 
     @cached_property
+    def positions(self) -> DataFrame:
+        """One row per position in an irregular segment, with the timestamp of its message."""
+        stamps = message_frame.accepted(self._messages).select(
+            *LINE, "start", "message", "timestamp"
+        )
+        return self.handed.join(stamps, [*LINE, "start", "message"])
+
+    @cached_property
+    def members(self) -> DataFrame:
+        """Who came, who left, and who was given something."""
+        return journal_frame.members(self.records, self.lifetimes)
+
+    @cached_property
+    def redrives(self) -> DataFrame:
+        """Each position that was parked or redriven, with what happened to it before."""
+        return journal_frame.redrives(self.records, self.lifetimes)
+
+    @cached_property
     def ids(self) -> DataFrame:
         """Messages with an id of the user's choice, numbered in the order of acceptance."""
         order = Window.partitionBy("channel").orderBy("sequence", "index")

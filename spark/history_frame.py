@@ -28,7 +28,7 @@ SCHEMA = (
     "attempt long, epochs array<long>, sequence_sums array<long>"
 )
 
-_BATCH = ("channel", "publisher", "epoch", "partition", "first", "count")
+_BATCH = ("channel", "publisher", "epoch", "partitions", "firsts", "counts")
 
 
 def lines(session: SparkSession, directory: str) -> DataFrame:
@@ -90,8 +90,7 @@ def batches(frame: DataFrame, records: DataFrame) -> DataFrame:
     accepted = (
         records.where(kind_is("Published"))
         .select(
-            "channel", "sequence", "publisher", "epoch",
-            F.element_at("partitions", 1).alias("partition"),
+            *_BATCH, "sequence", F.element_at("partitions", 1).alias("partition"),
             F.element_at("firsts", 1).alias("first"), "count",
             # Messages that were dropped by their id are not in it.
             F.when(F.size("dropped") == 0, F.col("bodies_crc")).alias("bodies_crc"),
@@ -127,11 +126,10 @@ def _tries(frame: DataFrame) -> DataFrame:
     tried = (
         _of(frame, "publisher", "tried")
         .select(
-            *by_call, "epoch", "crc", F.element_at("partitions", 1).alias("partition"),
-            F.element_at("firsts", 1).alias("first"), total.alias("count"),
+            *by_call, "epoch", "crc", "partitions", "firsts", "counts", total.alias("count")
         )
-        .dropDuplicates([*by_call, "partition", "first", "count", "crc"])
-    )  # fmt: skip
+        .dropDuplicates([*by_call, "partitions", "firsts", "counts", "crc"])
+    )
     refused = (
         _of(frame, "publisher", "refused")
         .select(*by_call, total.alias("refused_count"))
@@ -299,10 +297,13 @@ def unfinished(finished_frame: DataFrame, deliveries_frame: DataFrame) -> DataFr
         )
     )
     same = finished_frame.groupBy("channel", "epoch", "session").agg(
-        F.min("first").alias("_first"), F.max("last").alias("_last")
+        F.min("first").alias("_first"), F.max("last").alias("_last"), F.sum("count").alias("_count")
     )
     covered = F.coalesce(
-        (F.col("_first") <= F.col("first")) & (F.col("_last") >= F.col("last")), F.lit(False)
+        (F.col("_first") <= F.col("first"))
+        & (F.col("_last") >= F.col("last"))
+        & (F.col("_count") == F.col("_last") - F.col("_first") + 1),
+        F.lit(False),
     )
     open_ones = acked.join(same, ["channel", "epoch", "session"], "left").where(~covered)
     other = finished_frame.select(
@@ -312,7 +313,7 @@ def unfinished(finished_frame: DataFrame, deliveries_frame: DataFrame) -> DataFr
     # Both functions pass over NULL, which here means that there is nothing to overlap with.
     overlap = F.when(F.col("_low").isNull(), 0).otherwise(F.greatest(common, F.lit(0)))
     return (
-        open_ones.drop("_first", "_last")
+        open_ones.drop("_first", "_last", "_count")
         .join(other, [*LINE, "session"], "left")
         .groupBy(
             *LINE, "epoch", "session", "subscriber", "first", "last", "acked_count", "sequence"

@@ -200,7 +200,9 @@ def _with_ends(events: DataFrame) -> DataFrame:
         kind_is("Parked") & (F.col("scope") == "message"), F.col("first")
     )
     # A partition that was parked whole and is given up loses the message it was parked for.
-    blocked = F.when(kind_is("Parked") & (F.col("scope") == "partition"), F.col("first"))
+    blocked = F.when(kind_is("Parked") & (F.col("scope") == "partition"), F.col("first")).when(
+        kind_is("Redriven"), F.lit(0)
+    )
     rows = (
         events.withColumn("_settles", by_itself)
         .withColumn("_blocked_at", F.last(blocked, ignorenulls=True).over(_before()))
@@ -234,6 +236,7 @@ def _with_state(rows: DataFrame) -> DataFrame:
         *LINE, "sequence", "index", "kind", "subscriber", "first", "count", "last",
         "message_first", "epoch", "attempt", "reason", "scope", "given_up", "positions", "has_late",
         "rising", "oldest", "newest", "kept", "offset", "blocked_at",
+        F.coalesce("_blocked_at", F.lit(0)).alias("blocked_before"),
         F.coalesce(F.max("_settles").over(_before()), F.lit(0)).alias("settled"),
         F.max("_settles").over(_order()).alias("settled_after"),
         F.coalesce(F.last("_delivers", True).over(_before()), F.lit(0)).alias("delivered"),
@@ -245,6 +248,7 @@ def _with_state(rows: DataFrame) -> DataFrame:
         F.max(F.when(published, F.col("last"))).over(_before()).alias("published_upto"),
         F.max("newest").over(_before()).alias("newest_before"),
         F.last(_tried(), True).over(_before()).alias("tried"),
+        F.last(_happened(), True).over(_before()).alias("previous"),
         F.lag("sequence").over(_order()).alias("sequence_before"),
         F.lead("sequence").over(_order()).isNull().alias("is_last"),
         F.sum(_owed()).over(_order()).alias("owed"),
@@ -311,6 +315,14 @@ def _set_aside() -> Column:
     )
 
 
+def _happened() -> Column:
+    """What happened to a line last, apart from new messages and redrives."""
+    return F.when(
+        kind_is("Delivered", "Acked", "Nacked", "Reassigned", "Parked"),
+        F.struct("kind", "first", "reason", "attempt"),
+    )
+
+
 def _owed() -> Column:
     """What an event adds to the number of positions that a line will come to have."""
     return (
@@ -333,6 +345,14 @@ def _tried() -> Column:
     )
 
 
+def members(records: DataFrame, lives: DataFrame) -> DataFrame:
+    """Who came, who left, and who was given something, by life of the subscription."""
+    wanted = records.where(kind_is("Subscribed", "SubscriberLeft", "Delivered")).select(
+        "channel", "subscription", "subscriber", "sequence", "kind"
+    )
+    return _in_life(wanted, lives)
+
+
 def ledger(records: DataFrame, lives: DataFrame) -> DataFrame:
     """(channel, subscription, generation, sequence, change, claim), at the level of records.
 
@@ -351,7 +371,22 @@ def ledger(records: DataFrame, lives: DataFrame) -> DataFrame:
         F.when(claims, F.col("count")).alias("claim"),
     )  # fmt: skip
     joined = _in_life(wanted.unionByName(_given_up(records), allowMissingColumns=True), lives)
-    return joined.select("channel", "subscription", "generation", "sequence", "change", "claim")
+    known = F.col("generation").isNotNull() | F.col("claim").isNotNull()
+    return joined.where(known).select(
+        "channel", "subscription", "generation", "sequence", "change", "claim"
+    )
+
+
+def redrives(records: DataFrame, lives: DataFrame) -> DataFrame:
+    """Each position that was parked or redriven, with what happened to it before."""
+    wanted = records.where(kind_is("Parked", "Redriven")).select(
+        "channel", "subscription", "sequence", "kind", "scope",
+        F.element_at("publishers", 1).alias("publisher"),
+        F.element_at("partitions", 1).alias("partition"),
+        F.explode(F.coalesce("positions", F.array("position"))).alias("first"),
+    )  # fmt: skip
+    place = Window.partitionBy(*LINE, "first").orderBy("sequence")
+    return _in_life(wanted, lives).withColumn("kind_before", F.lag("kind").over(place))
 
 
 def _given_up(records: DataFrame) -> DataFrame:

@@ -1,7 +1,8 @@
 """delivery-limit: attempts count up with failures and end at the policy's limit.
 
 A nack at attempt k is followed by attempt k+1; after the loss of a subscriber the attempt counts
-one up or stays, never back. A first attempt is never a later one.
+one up or stays, never back. A first attempt is never a later one. Only what has failed is parked,
+and what is parked is not handed out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,51 @@ def _parked_in_flight() -> Column:
     return of_kind("Parked") & (F.col("first") > F.col("settled")) & held
 
 
+def _delivered_while_parked() -> Column:
+    """Handed out, though its whole partition was parked and not redriven since."""
+    return of_kind("Delivered") & (F.col("blocked_before") > F.col("settled"))
+
+
+def _parked_unfailed() -> Column:
+    """Parked, though the last thing that happened to it was no failure."""
+    was = F.col("previous")
+    failed = (was["first"] == F.col("first")) & (
+        ((was["kind"] == "Nacked") & (was["attempt"] == F.col("attempt")))
+        | ((was["kind"] == "Reassigned") & (was["reason"] == "crash"))
+    )
+    return (
+        of_kind("Parked")
+        & (F.col("first") == F.col("settled") + 1)
+        & ~F.col("in_flight")
+        & ~F.coalesce(failed, F.lit(False))
+    )
+
+
+def _nack_miscounted() -> Column:
+    """Nacked as another attempt than the one it was given as."""
+    same = F.col("tried.position") == F.col("first")
+    return (
+        of_kind("Nacked")
+        & (F.col("first") == F.col("settled") + 1)
+        & F.col("in_flight")
+        & ~wrong_owner()
+        & F.coalesce(same & (F.col("attempt") != F.col("tried.attempt")), F.lit(False))
+    )
+
+
 CHECKS = (
+    over_timeline(
+        "delivery-limit", ("Parked",), _parked_unfailed,
+        "parked at {first}, attempt {attempt}, without a failure before it",
+    ),
+    over_timeline(
+        "delivery-limit", ("Nacked",), _nack_miscounted,
+        "nacked at {first} as attempt {attempt}, which was not the one it was given as",
+    ),
+    over_timeline(
+        "delivery-limit", ("Delivered",), _delivered_while_parked,
+        "position {first} was handed out while its partition was parked at {blocked_before}",
+    ),
     over_timeline(
         "delivery-limit", ("Delivered",), _miscounted,
         "attempt {attempt} at position {first}, of at most {attempts_max}",

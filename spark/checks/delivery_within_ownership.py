@@ -12,19 +12,16 @@ NAME = "delivery-within-ownership"
 
 def _outside(frame: DataFrame) -> DataFrame:
     before = (
-        Window.partitionBy("channel", "subscription", "subscriber")
+        Window.partitionBy("channel", "subscription", "generation", "subscriber")
         .orderBy("sequence")
         .rowsBetween(Window.unboundedPreceding, -1)
-    )
-    events = frame.where(of_kind("Subscribed", "SubscriberLeft", "Delivered")).select(
-        "channel", "subscription", "subscriber", "sequence", "kind"
     )
     joined = F.when(~of_kind("Delivered"), of_kind("Subscribed"))
     present = F.coalesce(F.last(joined, ignorenulls=True).over(before), F.lit(False))
     return violations(
-        events.withColumn("present", present).where(of_kind("Delivered") & ~F.col("present")),
+        frame.withColumn("present", present).where(of_kind("Delivered") & ~F.col("present")),
         NAME, text("{subscriber} was not subscribed to {subscription}"),
     )  # fmt: skip
 
 
-CHECKS = (Check(NAME, "records", ("Delivered",), _outside),)
+CHECKS = (Check(NAME, "members", ("Delivered",), _outside),)

@@ -62,6 +62,35 @@ def good(channel: str = "orders", drained: bool = False) -> Records:
     return deepcopy(driven.records)
 
 
+def nobody_there() -> Records:
+    """What is published to no subscription is owed to nobody, also when the queues are counted."""
+    driven = Driven("nobody")
+    driven.subscribe("a")
+    driven.publish("k", b"1")
+    _Story(driven).handle_all()
+    driven.do(c.Leave("default", "a", "a-1"))
+    driven.do(c.DeleteSubscription("default"))
+    driven.publish("k", b"2")
+    driven.do(c.KillQueues())
+    driven.do(c.RestoreQueues())
+    return deepcopy(driven.records)
+
+
+def late_behind_parked() -> Records:
+    """A message is late behind one that was parked; that one is redriven afterwards."""
+    driven = Driven("late", attempts_max=1)
+    driven.subscribe("a")
+    story = _Story(driven)
+    driven.publish("k", b"1", timestamps=[1_000])
+    _, delivered = story.give()
+    driven.do(c.Nack("default", "a", "a-1", delivered.epochs[0], 1, "bad"))
+    driven.publish("k", b"2", timestamps=[500])
+    story.handle_all()
+    driven.do(c.Redrive("default"))
+    story.handle_all()
+    return deepcopy(driven.records)
+
+
 class _Story:
     """What publisher p and the subscribers a and b do."""
 
@@ -367,6 +396,41 @@ def _parked_in_flight(records: Records) -> Records:
     return [*records, r.Parked(9_000, "default", key, 1, 1, "message", "planted")]
 
 
+def _handed_out_though_parked(records: Records) -> Records:
+    subscriber, epoch = holder(records, "open")
+    key = PartitionKey("p", "open")
+    return [
+        *records,
+        r.Nacked(9_000, "default", subscriber, key, 1, epoch, 1, 9_000, "x"),
+        r.Parked(9_000, "default", key, 1, 1, "partition", "planted"),
+        give(records, "a", "open", [(1, 1, 1)], attempt=2),
+    ]
+
+
+def _parked_unfailed(records: Records) -> Records:
+    key = PartitionKey("p", "tail")
+    return [*records, r.Parked(9_000, "default", key, 1, 1, "message", "planted")]
+
+
+def _nacked_as_another(records: Records) -> Records:
+    subscriber, epoch = holder(records, "open")
+    key = PartitionKey("p", "open")
+    return [*records, r.Nacked(9_000, "default", subscriber, key, 1, epoch, 2, 9_000, "x")]
+
+
+def _redriven_unparked(records: Records) -> Records:
+    return [*records, r.Redriven(9_000, "default", PartitionKey("p", "plain"), [1], False)]
+
+
+def _old_member(records: Records) -> Records:
+    """The subscription is made anew; who was subscribed to the old one is given something."""
+    gone = [
+        r.SubscriptionDeleted(9_000, "default", 4), r.SubscriptionCreated(9_000, "default"),
+        published("new", 1, 1),
+    ]  # fmt: skip
+    return [*records, *gone, give(records, "a", "new", [(1, 1, 1)])]
+
+
 def _taken_from_stranger(records: Records) -> Records:
     subscriber, epoch = holder(records, "open")
     key = PartitionKey("p", "open")
@@ -431,6 +495,11 @@ JOURNAL_PLANTS: dict[str, tuple[str, Plant]] = {
     "attempt-lost": ("delivery-limit", _attempt_lost),
     "one-too-many": ("delivery-limit", _one_too_many),
     "parked-in-flight": ("delivery-limit", _parked_in_flight),
+    "handed-out-though-parked": ("delivery-limit", _handed_out_though_parked),
+    "parked-unfailed": ("delivery-limit", _parked_unfailed),
+    "nacked-as-another": ("delivery-limit", _nacked_as_another),
+    "redriven-unparked": ("no-resurrection", _redriven_unparked),
+    "old-member": ("delivery-within-ownership", _old_member),
     "taken-from-stranger": ("reassign-causality", _taken_from_stranger),
     "miscounted": ("conservation", _miscounted),
     "miscounted-delete": ("conservation", _miscounted_delete),
@@ -569,6 +638,20 @@ def _never_finished(files: Histories) -> Histories:
     return files
 
 
+def _hole(files: Histories) -> Histories:
+    """Positions 1 to 3 of "order" were acknowledged; 2 was not finished."""
+    line = files["b"][_last(files["b"], "finished")]
+    line.update(epochs=line["epochs"] * 2, firsts=[1, 3], counts=[1, 1], sequence_sums=[1, 3])
+    return files
+
+
+def _other_runs(files: Histories) -> Histories:
+    """The same bodies were tried, but not all of them for this partition."""
+    line = files["p"][_last(files["p"], "tried")]
+    line.update(partitions=["order", "other"], firsts=[1, 1], counts=[2, 1])
+    return files
+
+
 HISTORY_PLANTS: dict[str, tuple[str, Callable[[Histories], Histories]]] = {
     "told-but-missing": ("lost-write", _told_but_missing),
     "never-tried": ("unexpected", _never_tried),
@@ -579,6 +662,8 @@ HISTORY_PLANTS: dict[str, tuple[str, Callable[[Histories], Histories]]] = {
     "handled-twice": ("duplicate", _handled_twice),
     "other-sequences": ("inconsistent-offsets", _other_sequences),
     "never-finished": ("unseen", _never_finished),
+    "hole": ("unseen", _hole),
+    "other-runs": ("unexpected", _other_runs),
 }
 """Channel -> (the anomaly it must be found by, the change to good histories)."""
 

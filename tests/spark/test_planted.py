@@ -22,12 +22,14 @@ Found = dict[str, set[str]]
 
 def judge(spark: SparkSession, question: Question) -> tuple[dict[str, Any], Found]:
     """The verdict, and the anomalies of each channel by name."""
-    outcome = audit(spark, question)
+    # All offenders are to be named, or a name could hide among those that are only counted.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spark.audit.OFFENDERS_MAX", 100)
+        outcome = audit(spark, question)
     outcome.release()
     verdict = outcome.verdict.to_dict()
     found: Found = {item["channel"]: set() for item in verdict["channels"]}
     for check in verdict["checks"]:
-        # All offenders are named, or a name could hide among those that are only counted.
         assert check["violations"] == len(check["offenders"]), check
         for offender in check["offenders"]:
             found[offender["channel"]].add(check["name"])
@@ -38,7 +40,11 @@ def judge(spark: SparkSession, question: Question) -> tuple[dict[str, Any], Foun
 def journals(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """One store: a good channel, a damaged one, one with a hole, and one per plant."""
     path = tmp_path_factory.mktemp("planted") / "store.db"
-    channels = {"good": planted.good()}
+    channels = {
+        "good": planted.good(),
+        "nobody": planted.nobody_there(),
+        "late": planted.late_behind_parked(),
+    }
     for name, (_, plant) in planted.JOURNAL_PLANTS.items():
         channels[name] = plant(planted.good(name))
     channels |= {name: planted.good(name) for name in ("damaged", "hole", "cut-short")}
@@ -58,6 +64,13 @@ def test_a_good_journal_is_valid(journals: tuple[dict[str, Any], Found]) -> None
     (good,) = [item for item in verdict["channels"] if item["channel"] == "good"]
     assert good["verdict"] == "valid" and good["pending"] == 4
     assert verdict["verdict"] == "invalid"
+
+
+@pytest.mark.parametrize("channel", ["nobody", "late"])
+def test_good_journals_that_were_once_called_invalid(
+    journals: tuple[dict[str, Any], Found], channel: str
+) -> None:
+    assert journals[1][channel] == set()
 
 
 @pytest.mark.parametrize("channel", planted.JOURNAL_PLANTS)

@@ -158,6 +158,11 @@ class Frames:
         return message_frame.runs_of(runs, self.records)
 
     @cached_property
+    def _accepted(self) -> DataFrame:
+        """One row per message of an irregular segment."""
+        return self._keep(message_frame.accepted(self._messages))
+
+    @cached_property
     def handed(self) -> DataFrame:
         """One row per position in an irregular segment."""
         return self._keep(message_frame.handed(self._messages))
@@ -167,7 +172,7 @@ class Frames:
         """One row per message of an irregular segment, with its place."""
         return self._keep(
             message_frame.placed(
-                message_frame.accepted(self._messages),
+                self._accepted,
                 self.handed,
                 message_frame.redriven(self._messages),
             )
@@ -176,9 +181,7 @@ class Frames:
     @cached_property
     def positions(self) -> DataFrame:
         """One row per position in an irregular segment, with the timestamp of its message."""
-        stamps = message_frame.accepted(self._messages).select(
-            *LINE, "start", "message", "timestamp"
-        )
+        stamps = self._accepted.select(*LINE, "start", "message", "timestamp")
         return self.handed.join(stamps, [*LINE, "start", "message"])
 
     @cached_property

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from broker.errors import BrokerError
 
-#: Arrays of timestamps and Arrow batches are read through memory outside the heap.
+#: The heap of a local Spark; what does not fit goes to temporary files.
 DRIVER_MEMORY = "6g"
 
 
@@ -113,7 +113,7 @@ SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.session.timeZone": "UTC",
     # Plans are fitted to the journal's size by ``fit``. Adaptive execution would plan the whole of
-    # a large union anew after each of its stages, which took longer than the stages.
+    # a large union anew after each of its stages, and make a job of each.
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "4",
     # A window keeps the rows of one partition key; beyond this they go to disk.

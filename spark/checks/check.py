@@ -109,3 +109,18 @@ def wrong_owner() -> Column:
     """Whether an event speaks for another subscriber or epoch than the one that holds the line."""
     same = (F.col("subscriber") == F.col("owner")) & (F.col("epoch") == F.col("owner_epoch"))
     return ~F.coalesce(same, F.lit(False))
+
+
+def stolen() -> Column:
+    """Whether an event gives away a line that somebody else holds."""
+    return F.col("in_flight") & wrong_owner()
+
+
+def within_batch() -> Column:
+    """Whether the event before is of the same record."""
+    return F.coalesce(F.col("sequence_before") == F.col("sequence"), F.lit(False))
+
+
+def at_position(frame: DataFrame) -> DataFrame:
+    """``frame`` with its position as the range of the violation."""
+    return frame.withColumn("first", F.col("position")).withColumn("last", F.col("position"))

@@ -10,13 +10,12 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from spark.checks.check import of_kind, over_timeline, wrong_owner
+from spark.checks.check import of_kind, over_timeline, stolen, wrong_owner
 
 
 def _in_place() -> Column:
     """A delivery that is otherwise as it should be: other faults have other names."""
-    stolen = F.col("in_flight") & wrong_owner()
-    return of_kind("Delivered") & (F.col("first") == F.col("delivered") + 1) & ~stolen
+    return of_kind("Delivered") & (F.col("first") == F.col("delivered") + 1) & ~stolen()
 
 
 def _miscounted() -> Column:

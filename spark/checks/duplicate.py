@@ -6,7 +6,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from spark.checks.check import Check, of_kind, over_rows, text, violations
+from spark.checks.check import Check, at_position, of_kind, over_rows, text, violations
 
 NAME = "duplicate"
 
@@ -18,9 +18,7 @@ def _accepted_again() -> Column:
 def _two_places(frame: DataFrame) -> DataFrame:
     twice = frame.where(F.col("places") > 1)
     return violations(
-        twice.withColumn("sequence", F.col("at"))
-        .withColumn("first", F.col("position"))
-        .withColumn("last", F.col("position")),
+        at_position(twice).withColumn("sequence", F.col("at")),
         NAME,
         text("message {message} has {places} places, the last of them {position}"),
     )

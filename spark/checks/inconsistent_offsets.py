@@ -8,7 +8,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from spark.checks.check import Check, text, violations
+from spark.checks.check import Check, at_position, text, violations
 
 NAME = "inconsistent-offsets"
 
@@ -16,7 +16,7 @@ NAME = "inconsistent-offsets"
 def _two_messages(frame: DataFrame) -> DataFrame:
     differs = frame.where(F.col("message_min") != F.col("message_max"))
     return violations(
-        differs.withColumn("first", F.col("position")).withColumn("last", F.col("position")),
+        at_position(differs),
         NAME, text("position {position} was message {message_min}, then {message_max}"),
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from spark.checks.check import Check, text, violations
+from spark.checks.check import Check, at_position, text, violations
 from spark.journal_frame import LINE
 
 NAME = "late-unrecorded"
@@ -24,9 +24,7 @@ def _unrecorded(frame: DataFrame) -> DataFrame:
     judged = there.withColumn("is_older", older)
     wrong = F.col("is_late") != F.col("is_older")
     return violations(
-        judged.where(wrong)
-        .withColumn("first", F.col("position"))
-        .withColumn("last", F.col("position")),
+        at_position(judged.where(wrong)),
         NAME,
         text("message {message}: older than one before it: {is_older}; recorded: {is_late}"),
     )

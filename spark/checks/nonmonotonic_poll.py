@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from spark.checks.check import of_kind, over_timeline, wrong_owner
+from spark.checks.check import of_kind, over_timeline, within_batch, wrong_owner
 
 
 def _again() -> Column:
@@ -17,13 +17,13 @@ def _again() -> Column:
     return of_kind("Delivered") & in_flight & ~wrong_owner()
 
 
-def _within() -> Column:
-    return F.coalesce(F.col("sequence_before") == F.col("sequence"), F.lit(False))
-
-
 _DETAIL = "position {first} was handed out again when the line had come to {delivered}"
 
 CHECKS = (
-    over_timeline("nonmonotonic-poll", ("Delivered",), lambda: _again() & ~_within(), _DETAIL),
-    over_timeline("int-nonmonotonic-poll", ("Delivered",), lambda: _again() & _within(), _DETAIL),
+    over_timeline(
+        "nonmonotonic-poll", ("Delivered",), lambda: _again() & ~within_batch(), _DETAIL
+    ),
+    over_timeline(
+        "int-nonmonotonic-poll", ("Delivered",), lambda: _again() & within_batch(), _DETAIL
+    ),
 )

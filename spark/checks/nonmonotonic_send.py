@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from spark.checks.check import Check, text, violations
+from spark.checks.check import Check, at_position, text, violations
 from spark.journal_frame import LINE
 
 NAME = "nonmonotonic-send"
@@ -33,9 +33,7 @@ def _overtaken(frame: DataFrame) -> DataFrame:
 
     found = compared.where(passed("newest") | passed("previous"))
     return violations(
-        found.withColumn("sequence", F.col("at"))
-        .withColumn("first", F.col("position"))
-        .withColumn("last", F.col("position")),
+        at_position(found).withColumn("sequence", F.col("at")),
         NAME,
         text(
             "message {message}, accepted by record {published_at}, waited while a newer one was "

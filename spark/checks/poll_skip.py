@@ -8,21 +8,16 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from spark.checks.check import of_kind, over_timeline, wrong_owner
+from spark.checks.check import of_kind, over_timeline, stolen, within_batch
 
 
 def _skips() -> Column:
-    stolen = F.col("in_flight") & wrong_owner()
-    return of_kind("Delivered") & (F.col("first") > F.col("delivered") + 1) & ~stolen
-
-
-def _within() -> Column:
-    return F.coalesce(F.col("sequence_before") == F.col("sequence"), F.lit(False))
+    return of_kind("Delivered") & (F.col("first") > F.col("delivered") + 1) & ~stolen()
 
 
 _DETAIL = "position {first} was handed out when the line had come to {delivered}"
 
 CHECKS = (
-    over_timeline("poll-skip", ("Delivered",), lambda: _skips() & ~_within(), _DETAIL),
-    over_timeline("int-poll-skip", ("Delivered",), lambda: _skips() & _within(), _DETAIL),
+    over_timeline("poll-skip", ("Delivered",), lambda: _skips() & ~within_batch(), _DETAIL),
+    over_timeline("int-poll-skip", ("Delivered",), lambda: _skips() & within_batch(), _DETAIL),
 )

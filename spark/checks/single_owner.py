@@ -5,14 +5,13 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from spark.checks.check import of_kind, over_timeline, wrong_owner
+from spark.checks.check import of_kind, over_timeline, stolen
 
 
 def _second() -> Column:
-    stolen = F.col("in_flight") & wrong_owner()
     is_next = F.col("first") == F.col("delivered") + 1
     old = ~F.col("in_flight") & is_next & (F.col("epoch") <= F.coalesce("epoch_max", F.lit(0)))
-    return of_kind("Delivered") & (F.col("first") > F.col("settled")) & (stolen | old)
+    return of_kind("Delivered") & (F.col("first") > F.col("settled")) & (stolen() | old)
 
 
 CHECKS = (

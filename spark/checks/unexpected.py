@@ -5,26 +5,24 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from spark.checks.check import Check, of_kind, over_timeline, text, violations, wrong_owner
+from spark.checks.check import Check, at_position, of_kind, over_timeline, stolen, text, violations
 
 NAME = "unexpected"
 
 
 def _unpublished() -> Column:
-    stolen = F.col("in_flight") & wrong_owner()
     beyond = F.col("message_last") > F.coalesce("published_upto", F.lit(0))
     in_place = F.col("first") == F.col("delivered") + 1
     fresh = F.col("in_flight") | (F.col("epoch") > F.coalesce("epoch_max", F.lit(0)))
-    return of_kind("Delivered") & in_place & ~stolen & fresh & beyond
+    return of_kind("Delivered") & in_place & ~stolen() & fresh & beyond
 
 
 def _dropped(frame: DataFrame) -> DataFrame:
     """Handed out though it was dropped when it came, or never came."""
     return violations(
-        frame.where(F.col("published_at").isNull())
-        .withColumn("sequence", F.col("at"))
-        .withColumn("first", F.col("position"))
-        .withColumn("last", F.col("position")),
+        at_position(frame.where(F.col("published_at").isNull())).withColumn(
+            "sequence", F.col("at")
+        ),
         NAME,
         text("message {message} was handed out, but it is not among those that were kept"),
     )
@@ -50,9 +48,7 @@ def _undelivered(frame: DataFrame) -> DataFrame:
         F.lit(False),
     )
     return violations(
-        frame.where(~given).withColumn("first", F.col("position")).withColumn(
-            "last", F.col("position")
-        ),
+        at_position(frame.where(~given)),
         NAME,
         text("{subscriber} started position {position} under epoch {epoch}; the journal gave that "
              "epoch to {given_to} from {given_from} to {given_upto}"),

@@ -1,1 +1,1 @@
-"""Fairlead put to the test in the open: the demonstration behind ``run_demo.sh``."""
+"""Fairlead broken on purpose: the simulator, one story per fault, the demonstration."""

@@ -16,12 +16,12 @@ from typing import Any, Iterator
 
 import pytest
 
-from simulations import demo_audit
-from simulations.demo import exit_code
-from simulations.demo_audit import Audit, read_answer, require_histories
-from simulations.demo_check import KINDS, Told, figures, find_anomalies
-from simulations.demo_history import Given, History, HistoryFile, Recall, Run
-from simulations.demo_screen import Screen
+from simulations.demo import audit as demo_audit
+from simulations.demo.audit import Audit, read_answer, require_histories
+from simulations.demo.check import KINDS, Told, figures, find_anomalies
+from simulations.demo.command import exit_code
+from simulations.demo.history import Given, History, HistoryFile, Recall, Run
+from simulations.demo.screen import Screen
 from tests.processes import ROOT, environment, poll
 
 DEADLINE_S = 100.0

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any, Collection, Iterable, NamedTuple, Sequence
 
-from simulations.demo_history import History, Key, MessageId, Run
+from simulations.demo.history import History, Key, MessageId, Run
 
 #: Every kind of anomaly, in the order in which they are told.
 KINDS = ("lost", "unexpected", "duplicate", "out-of-order", "overlap")

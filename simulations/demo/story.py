@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from simulations import demo_faults
-from simulations.demo_stage import CHANNELS, CRASHED, SLOWED, Stage
+from simulations.demo import faults
+from simulations.demo.stage import CHANNELS, CRASHED, SLOWED, Stage
 
 
 def perform(stage: Stage) -> None:
@@ -16,14 +16,14 @@ def perform(stage: Stage) -> None:
     with part("flow"):
         stage.start_flow()
     with part("crash"):
-        demo_faults.crash_subscriber(stage, "payments", CRASHED)
+        faults.crash_subscriber(stage, "payments", CRASHED)
     with part("slow"):
-        demo_faults.slow_subscriber(stage, "orders", SLOWED)
+        faults.slow_subscriber(stage, "orders", SLOWED)
     with part("queues"):
-        demo_faults.crash_queues(stage, "orders")
+        faults.crash_queues(stage, "orders")
     with part("copies"):
         for channel in CHANNELS:
-            demo_faults.publish_copies(stage, channel)
+            faults.publish_copies(stage, channel)
     with part("flow"):
         stage.finish_flow()
     with part("end"):

@@ -15,10 +15,10 @@ from typing import IO, Any
 
 from broker.pyro_setup import Proxy, invoke
 from broker.remote.lookup import ChannelAddress
-from simulations.demo_history import History, HistoryFile
-from simulations.demo_wait import Failure
+from simulations.demo.history import History, HistoryFile
+from simulations.demo.wait import Failure
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CALL_TIMEOUT_S = 10.0
 END_DEADLINE_S = 15.0
 
@@ -91,7 +91,7 @@ class Worker(Child):
         self.channel = channel
         self._file = HistoryFile(folder / f"{name}.history", channel, name)
         super().__init__(
-            name, folder, "simulations.demo_worker", name, channel, name_server, self._file.path,
+            name, folder, "simulations.demo.worker", name, channel, name_server, self._file.path,
             folder / CLIENT_HISTORIES, seed,
         )  # fmt: skip
 
@@ -116,7 +116,7 @@ class Broker(Child):
         self._proxies: dict[str, Any] = {}
         self.name_server = ""
         super().__init__(
-            "broker", folder, "simulations.demo_leash", "fairlead", "up", "--store", self.store,
+            "broker", folder, "simulations.demo.leash", "fairlead", "up", "--store", self.store,
             "--name-server", "127.0.0.1:0", "--ready-file", self._ready_file, "--fault-injection",
         )  # fmt: skip
 

@@ -1,11 +1,11 @@
 """One subscriber process of the demonstration. It handles, and writes down what it really did.
 
-``python -m simulations.demo_worker SUBSCRIBER CHANNEL NAME_SERVER HISTORY AUDITED SEED``. Each fact
+``python -m simulations.demo.worker SUBSCRIBER CHANNEL NAME_SERVER HISTORY AUDITED SEED``. Each fact
 is one JSON line in the file HISTORY, written by a single system call: what was written before a
 SIGKILL is there. Beside it, and unknown to it, the Subscriber writes its usual history into the
 folder AUDITED. Three words on standard input change how the handler behaves: ``hold`` (stand still
 inside the next message), ``slow SECONDS`` (take that long for each), ``normal``. Nothing here
-judges; see ``demo_check``.
+judges; see ``check``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import threading
 import time
 from typing import Any
 
-from simulations import demo_leash
+from simulations.demo import leash
 from subscriber import Message, Subscriber
 
 PREFETCH = 200
@@ -111,7 +111,7 @@ def main(
         mood.work()
         recorder.message("finish", message)
 
-    demo_leash.hold(mood.obey)
+    leash.hold(mood.obey)
     handled = worker.run()
     recorder.note("left", handled=handled)
 

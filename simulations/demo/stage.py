@@ -1,7 +1,7 @@
 """The stage of the demonstration: what is started, the flow, the wait for quiet, the end.
 
 What was seen on the way is noted in ``Seen``; whether it is as promised is judged in
-``demo_report``. The faults are in ``demo_faults``.
+``report``. The faults are in ``faults``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Callable
 
 from publisher import Publisher
-from simulations.demo_cast import CLIENT_HISTORIES, Broker, Child, Worker, end_all
-from simulations.demo_check import Told
-from simulations.demo_flow import Pump, told
-from simulations.demo_history import Run
-from simulations.demo_screen import Screen
-from simulations.demo_wait import DEADLINE_S, Found, wait_until
+from simulations.demo.cast import CLIENT_HISTORIES, Broker, Child, Worker, end_all
+from simulations.demo.check import Told
+from simulations.demo.flow import Pump, told
+from simulations.demo.history import Run
+from simulations.demo.screen import Screen
+from simulations.demo.wait import DEADLINE_S, Found, wait_until
 
 CHANNELS = ("orders", "payments")
 COUNT_MIN = 2_000  # messages per publisher

@@ -1,7 +1,7 @@
 """The last word of the demonstration: ``fairlead audit`` over the store that was just written, with
 what publishers and subscribers wrote of themselves.
 
-It is a process of its own, as anybody could start it, and it knows nothing of ``demo_check``: the
+It is a process of its own, as anybody could start it, and it knows nothing of ``check``: the
 two judge the same performance from different books. Its answer counts only as it is told in JSON:
 an audit that breaks down, or ends without an answer, has found nothing and proved nothing.
 """
@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.core.anomalies import INVALID, UNKNOWN, VALID
-from simulations.demo_cast import CLIENT_HISTORIES, STORE, Child, end_all
-from simulations.demo_screen import Screen
-from simulations.demo_wait import Failure, wait_until
+from simulations.demo.cast import CLIENT_HISTORIES, STORE, Child, end_all
+from simulations.demo.screen import Screen
+from simulations.demo.wait import Failure, wait_until
 
 DEADLINE_S = 300.0
 MEMORY = "1g"  # a few thousand records; a small machine has no more to give
@@ -79,7 +79,7 @@ def perform(folder: Path, report: Path, screen: Screen) -> Audit:
     """
     answer = folder / "audit.json"
     child = Child(
-        "audit", folder, "simulations.demo_leash", "fairlead", "audit", folder / STORE,
+        "audit", folder, "simulations.demo.leash", "fairlead", "audit", folder / STORE,
         "--histories", folder / CLIENT_HISTORIES, "--drained", "--json", "--memory", MEMORY,
         "--report", report, answer=answer,
     )  # fmt: skip

@@ -12,10 +12,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from simulations.demo_check import Anomaly, Figures, figures, find_anomalies
-from simulations.demo_history import History
-from simulations.demo_screen import Screen
-from simulations.demo_stage import CHANNELS, CRASHED, POLICY, SLOWED, Stage
+from simulations.demo.check import Anomaly, Figures, figures, find_anomalies
+from simulations.demo.history import History
+from simulations.demo.screen import Screen
+from simulations.demo.stage import CHANNELS, CRASHED, POLICY, SLOWED, Stage
 
 ANOMALIES_SHOWN = 5
 

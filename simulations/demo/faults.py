@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
-from simulations.demo_flow import accepted_between
-from simulations.demo_stage import POLICY, Stage
+from simulations.demo.flow import accepted_between
+from simulations.demo.stage import POLICY, Stage
 
 SLOW_S = 0.4
 QUEUES_DOWN_S = 0.8

@@ -1,7 +1,7 @@
 """The demonstration: ``python -m simulations.demo``, or ``./run_demo.sh``, which sets itself up.
 
-What lives here: the options, the folder, signals and exit codes. What happens is in ``demo_story``,
-what it means in ``demo_check`` and ``demo_report``, and for the second opinion in ``demo_audit``.
+What lives here: the options, the folder, signals and exit codes. What happens is in ``story``,
+what it means in ``check`` and ``report``, and for the second opinion in ``audit``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from pathlib import Path
 from types import FrameType
@@ -19,11 +18,13 @@ from typing import Any
 
 from broker.core.anomalies import UNKNOWN, VALID
 from broker.errors import BrokerError
-from simulations import demo_audit, demo_report, demo_story
-from simulations.demo_audit import Audit
-from simulations.demo_screen import Screen
-from simulations.demo_stage import Stage
-from simulations.demo_wait import Failure
+from simulations.demo import audit as demo_audit
+from simulations.demo import report as demo_report
+from simulations.demo import story
+from simulations.demo.audit import Audit
+from simulations.demo.screen import Screen
+from simulations.demo.stage import Stage
+from simulations.demo.wait import Failure
 
 WRONG = 1
 NOT_KNOWN = 2
@@ -60,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(folder: Path, options: argparse.Namespace, screen: Screen) -> int:
     stage = Stage(folder, options.seed, screen)
     try:
-        demo_story.perform(stage)
+        story.perform(stage)
     except (Failure, BrokerError) as error:
         screen.quiet()
         screen.step("FAILED", str(error))
@@ -189,5 +190,3 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
     raise Interrupted(number)
 
 
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,7 +2,7 @@
 
 A child's standard input is a pipe that only the demonstration holds. Lines that come through it are
 commands; its end, however it came about, is an order to stop: first asked for, then carried out.
-``python -m simulations.demo_leash MODULE ARGUMENT...`` runs a module that knows nothing of this
+``python -m simulations.demo.leash MODULE ARGUMENT...`` runs a module that knows nothing of this
 (``fairlead``) on such a leash.
 """
 

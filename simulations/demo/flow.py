@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from broker.errors import BrokerError
 from publisher import Publisher
 from publisher.receipt import Accepted, Receipt
-from simulations.demo_check import Told
-from simulations.demo_wait import Failure
+from simulations.demo.check import Told
+from simulations.demo.wait import Failure
 
 PARTITIONS = 10  # per publisher
 BURST = 10

@@ -1,0 +1,1 @@
+"""The demonstration behind ``run_demo.sh``: real processes, faults while messages flow, proof."""

@@ -81,6 +81,14 @@ class QueuesDown(BrokerError):
     retriable = True
 
 
+class CallOvertaken(BrokerError):
+    """A publisher's call arrived after a newer call of the same publisher: it comes too late."""
+
+    code = "call-overtaken"
+    retriable = True
+    definite = False
+
+
 class SequenceGap(BrokerError):
     """A run starts beyond the next sequence of its partition; the expected one is named."""
 

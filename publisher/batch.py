@@ -69,6 +69,25 @@ class Call:
             return list(values[self.start : self.stop])
         return [values[index] for index in self.order]
 
+    def arguments(
+        self, publisher: str, epoch: int, wait: bool, place: list[int]
+    ) -> tuple[Any, ...]:
+        """The arguments of ``publish_runs``: the messages in columns.
+
+        ``place``: [connection, number], which rises from call to call.
+        """
+        batch = self.batch
+        priorities = extras = None
+        if batch.priorities:
+            priorities = self.column([batch.priorities.get(i, 0) for i in range(self.stop)])
+        if batch.extras:
+            extras = self.column([batch.extras.get(i) for i in range(self.stop)])
+        return (
+            publisher, epoch, self.partitions, self.firsts, self.counts,
+            _folded(self.column(batch.timestamps)), self.column(batch.bodies), priorities,
+            _folded(self.column(batch.formats)), extras, wait, place,
+        )  # fmt: skip
+
     def sequence_of(self, index: int) -> tuple[int, bool]:
         """The sequence that a message of the batch was given."""
         place = index - self.start if self.order is None else list(self.order).index(index)
@@ -100,3 +119,8 @@ def follow(batch: Batch, index: int) -> tuple[Batch, int]:
     while isinstance(moved := batch.errors.get(index), Moved):
         batch, index = moved.batch, moved.index
     return batch, index
+
+
+def _folded(values: list[int]) -> list[int] | int:
+    """A column that is all the same, given once."""
+    return values[0] if values.count(values[0]) == len(values) else values

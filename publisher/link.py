@@ -33,12 +33,15 @@ class Link:
         self._create, self._policy, self._timeout_s = create, policy, timeout_s
         self._address = ChannelAddress(channel, name_server, timeout_s)
         self._pipeline: Pipeline | None = None
+        # Together the place of a call among all that were sent in this life: see CallOvertaken.
+        self._connections = self._sent = 0
 
     def connected(self) -> Pipeline:
         """The connection, for the calling thread alone until ``release``."""
         if self._pipeline is None:
             uri = self._address.uri(self._create, self._policy)
             self._pipeline = Pipeline(uri, self._timeout_s)
+            self._connections += 1
         return self._pipeline
 
     def open(self, give_up_s: float, abandoned: threading.Event) -> dict[str, Any]:
@@ -70,21 +73,6 @@ class Link:
         self._address.forget()
 
     def arguments(self, call: Call, wait: bool) -> tuple[Any, ...]:
-        """The call in columns."""
-        batch = call.batch
-        formats = _folded(call.column(batch.formats))
-        timestamps = _folded(call.column(batch.timestamps))
-        priorities = extras = None
-        if batch.priorities:
-            priorities = call.column([batch.priorities.get(i, 0) for i in range(call.stop)])
-        if batch.extras:
-            extras = call.column([batch.extras.get(i) for i in range(call.stop)])
-        return (
-            self._publisher, self.epoch, call.partitions, call.firsts, call.counts,
-            timestamps, call.column(batch.bodies), priorities, formats, extras, wait,
-        )  # fmt: skip
-
-
-def _folded(values: list[int]) -> list[int] | int:
-    """A column that is all the same, given once."""
-    return values[0] if values.count(values[0]) == len(values) else values
+        """What ``publish_runs`` is given for a call, each time it is sent."""
+        self._sent += 1
+        return call.arguments(self._publisher, self.epoch, wait, [self._connections, self._sent])

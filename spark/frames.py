@@ -153,8 +153,10 @@ class Frames:
     @cached_property
     def _messages(self) -> DataFrame:
         """The runs of irregular segments, but of no line whose state is in doubt already."""
-        doubtful = self.timeline.select(*LINE)
-        runs = self.marked.where("irregular").join(doubtful, [*LINE], "left_anti")
+        irregular, doubtful = self.marked.where("irregular"), self.timeline.select(*LINE)
+        # A line of a subscription that does not exist has no generation.
+        same = [irregular[name].eqNullSafe(doubtful[name]) for name in LINE]
+        runs = irregular.join(doubtful, same, "left_anti")
         return message_frame.runs_of(runs, self.records)
 
     @cached_property

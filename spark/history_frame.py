@@ -15,7 +15,7 @@ Only clients that wrote a history are compared: of the others nothing is said.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from spark.journal_frame import KEY, LINE, accepted_runs, kind_is
@@ -110,13 +110,50 @@ def batches(frame: DataFrame, records: DataFrame) -> DataFrame:
     last = F.col("first") + F.col("run_count") - 1
     crc = F.col("bodies_crc")
     exact = F.col("crcs").isNotNull()
+    other_bodies = exact & crc.isNotNull() & ~F.array_contains("crcs", crc)
+    within = _within_larger(frame, matched.where(other_bodies).withColumn("last", last))
     was_tried = F.when(
-        exact, crc.isNull() | F.array_contains("crcs", crc)
+        exact, ~other_bodies | F.coalesce(F.col("within"), F.lit(False))
     ).otherwise(F.coalesce(last <= F.col("tried_upto"), F.lit(False)))
     only_refused = F.coalesce(
-        exact & crc.isNotNull() & ~F.array_contains("crcs_open", crc), F.lit(False)
+        exact & crc.isNotNull() & ~other_bodies & ~F.array_contains("crcs_open", crc),
+        F.lit(False),
     )
-    return matched.withColumn("was_tried", was_tried).withColumn("only_refused", only_refused)
+    return (
+        matched.join(F.broadcast(within), ["channel", "sequence"], "left")
+        .withColumn("was_tried", was_tried)
+        .withColumn("only_refused", only_refused)
+    )
+
+
+def _within_larger(frame: DataFrame, odd: DataFrame) -> DataFrame:
+    """Which of the ``odd`` batches may be the accepted part of a larger try.
+
+    Such a part can have the shape of another try, of other messages, that was refused before.
+    """
+    total = F.aggregate("counts", F.lit(0).cast("long"), lambda left, right: left + right)
+    tries = (
+        _of(frame, "publisher", "tried")
+        .select(
+            "channel", F.col("name").alias("publisher"), "epoch", total.alias("tried_count"),
+            F.explode(_runs_of_line()).alias("run"),
+        )
+        .select(
+            "channel", "publisher", "epoch", "tried_count",
+            F.col("run.partition").alias("partition"), F.col("run.first").alias("tried_first"),
+            (F.col("run.first") + F.col("run.count") - 1).alias("tried_last"),
+        )
+    )  # fmt: skip
+    return (
+        tries.join(F.broadcast(odd), ["channel", "publisher", "epoch", "partition"])
+        .where(
+            (F.col("tried_first") == F.col("first"))
+            & (F.col("tried_last") >= F.col("last"))
+            & (F.col("tried_count") > F.col("count"))
+        )
+        .select("channel", "sequence", F.lit(True).alias("within"))
+        .distinct()
+    )
 
 
 def _tries(frame: DataFrame) -> DataFrame:
@@ -136,23 +173,31 @@ def _tries(frame: DataFrame) -> DataFrame:
         .groupBy(*by_call)
         .agg(F.sum("refused_count").alias("refused_count"))
     )
-    whole = F.coalesce(F.col("refused_count") >= F.col("count"), F.lit(False))
+    # What was accepted of a call goes again under its number; what was refused is no part of that.
+    largest = F.max("count").over(Window.partitionBy(*by_call))
+    whole = F.coalesce(F.col("refused_count") >= F.col("largest"), F.lit(False))
     return (
-        tried.join(refused, [*by_call], "left")
+        tried.withColumn("largest", largest)
+        .join(refused, [*by_call], "left")
         .withColumn("refused", whole)
         .withColumnRenamed("name", "publisher")
     )
 
 
-def _reach(frame: DataFrame) -> DataFrame:
-    """How far a publisher tried in each partition."""
-    run = F.arrays_zip(
+def _runs_of_line() -> Column:
+    """The runs of a publisher's line."""
+    return F.arrays_zip(
         F.col("partitions").alias("partition"), F.col("firsts").alias("first"),
         F.col("counts").alias("count"),
     )  # fmt: skip
+
+
+def _reach(frame: DataFrame) -> DataFrame:
+    """How far a publisher tried in each partition."""
+    run = F.explode(_runs_of_line()).alias("run")
     return (
         _of(frame, "publisher", "tried")
-        .select("channel", F.col("name").alias("publisher"), "epoch", F.explode(run).alias("run"))
+        .select("channel", F.col("name").alias("publisher"), "epoch", run)
         .groupBy("channel", "publisher", "epoch", F.col("run.partition").alias("partition"))
         .agg(F.max(F.col("run.first") + F.col("run.count") - 1).alias("tried_upto"))
     )
@@ -210,12 +255,18 @@ def started(frame: DataFrame, given_frame: DataFrame, judged: DataFrame) -> Data
         "channel", F.col("name").alias("subscriber"), "session", "subscription", "publisher",
         "partition", "epoch", "position",
     )  # fmt: skip
+    # Only of these sessions it is known what they were given.
+    told = _whole(frame, "subscriber").select("channel", "session").distinct()
     whole = judged.where(F.col("is_whole")).select("channel")
     known = given_frame.select(
         "channel", "epoch", "given_to", "given_from", "given_upto",
         F.col("publisher").alias("given_publisher"), F.col("partition").alias("given_partition"),
     )  # fmt: skip
-    return began.join(F.broadcast(whole), "channel").join(known, ["channel", "epoch"], "left")
+    return (
+        began.join(F.broadcast(told), ["channel", "session"], "left_semi")
+        .join(F.broadcast(whole), "channel")
+        .join(known, ["channel", "epoch"], "left")
+    )
 
 
 def _stretches(frame: DataFrame) -> DataFrame:

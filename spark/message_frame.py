@@ -12,7 +12,7 @@ few, positions and sequences are compared one by one:
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from spark.journal_frame import LINE, kind_is
@@ -47,7 +47,10 @@ def accepted(events: DataFrame) -> DataFrame:
     stamps = F.when(
         F.size("timestamps") == 1,
         F.transform("messages", lambda _: F.element_at("timestamps", 1)),
-    ).otherwise(F.slice("timestamps", F.col("from") + 1, F.size("messages")))
+    ).otherwise(
+        # Forged indexes may lie before the batch, and Spark refuses to slice there.
+        F.slice("timestamps", F.greatest("from", F.lit(0)) + 1, F.size("messages"))
+    )
     each = F.explode(
         F.arrays_zip(F.col("messages").alias("message"), stamps.alias("timestamp"))
     ).alias("each")
@@ -80,22 +83,26 @@ def handed(events: DataFrame) -> DataFrame:
 
 
 def redriven(events: DataFrame) -> DataFrame:
-    """Positions that were parked and whose message went back to its line."""
+    """Positions that were parked and whose message went back to its line, and by which record."""
     back = events.where(kind_is("Redriven") & ~F.col("given_up"))
-    return back.select(*LINE, "start", F.explode("positions").alias("position")).distinct()
+    each = back.select(*LINE, "start", "sequence", F.explode("positions").alias("position"))
+    return each.groupBy(*LINE, "start", "position").agg(F.max("sequence").alias("redriven_at"))
 
 
 def placed(accepted_frame: DataFrame, handed_frame: DataFrame, back: DataFrame) -> DataFrame:
     """Each message with its place; of one that was redriven, the place it had last."""
-    first = handed_frame.join(
-        back.withColumn("was_redriven", F.lit(True)), [*LINE, "start", "position"], "left"
+    message = Window.partitionBy(*LINE, "start", "message").orderBy("position")
+    first = handed_frame.join(back, [*LINE, "start", "position"], "left").withColumn(
+        "next_at", F.lead("sequence").over(message)
     )
+    # A redriven message has left its place, but not before it was redriven.
+    stays = F.col("redriven_at").isNull() | (F.col("next_at") < F.col("redriven_at"))
     by_message = first.groupBy(*LINE, "start", "message").agg(
         F.max("position").alias("position"),
         F.max_by("sequence", "position").alias("at"),
         F.max_by("is_late", "position").alias("is_late"),
-        F.sum(F.when(F.col("was_redriven").isNull(), 1).otherwise(0)).alias("places"),
-        F.coalesce(F.max("was_redriven"), F.lit(False)).alias("was_redriven"),
+        F.sum(F.when(stays, 1).otherwise(0)).alias("places"),
+        F.max(F.col("redriven_at").isNotNull()).alias("was_redriven"),
     )
     return accepted_frame.withColumnRenamed("sequence", "published_at").join(
         by_message, [*LINE, "start", "message"], "full"

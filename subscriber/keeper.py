@@ -106,7 +106,7 @@ class Keeper:
         with shared.changed:
             if not reply["resumed"]:
                 # Only what was held before the call: what came since is of the new session.
-                shared.session.lose(before)
+                shared.session.lose(before, reply.get("epoch", 0))
                 shared.nacks.clear()
             made_anew = shared.origin[2] not in (0, reply["generation"])
             self._note_subscribed(reply, made_anew)

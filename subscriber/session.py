@@ -76,6 +76,7 @@ class Session:
         self.delays: list[list[int]] = []
         self._lingering: dict[tuple[str, str], Assignment] = {}  # lost while a message was running
         self._closed: OrderedDict[int, None] = OrderedDict()
+        self._fence = 0  # epochs up to here were taken away
         # Assignments that were settled, with the last position: a batch that is sent again after
         # its ack, because the answer to it got lost, is recognised by this.
         self._ended: dict[int, int] = {}
@@ -93,6 +94,8 @@ class Session:
         same = publishers if isinstance(publishers, str) else None
         items = _items(batch)
         held, closed = self.held, self._closed
+        # We may have been taken in anew before we were told that we had been given up.
+        self._move_fence(batch.get("fence", 0))
         end = 0
         for run, (epoch, partition, first, count) in enumerate(
             zip(batch["epochs"], batch["partitions"], batch["firsts"], batch["counts"])
@@ -101,7 +104,7 @@ class Session:
             end += count
             assignment = held.get(epoch)
             if assignment is None:
-                if epoch in closed:
+                if epoch <= self._fence or epoch in closed:
                     continue
                 ended = self._ended.get(epoch, 0)
                 if ended >= first + count - 1:
@@ -324,11 +327,21 @@ class Session:
             if len(self._handled) > HANDLED_COUNT_MAX:
                 self._handled.popitem(last=False)
 
-    def lose(self, epochs: Sequence[int]) -> None:
-        """The broker has given these assignments to others: nothing of them is ours any more."""
+    def lose(self, epochs: Sequence[int], fence: int = 0) -> None:
+        """The broker has given these assignments to others: nothing of them is ours any more.
+
+        Neither is anything up to ``fence``, the newest epoch there was: it may still be on its way.
+        """
         self.not_confirmed()
+        self._move_fence(fence)
         for epoch in epochs:
             self._lose(epoch)
+
+    def _move_fence(self, fence: int) -> None:
+        if fence > self._fence:
+            self._fence = fence
+            for epoch in [epoch for epoch in self.held if epoch <= fence]:
+                self._lose(epoch)
 
     def forget(self) -> None:
         """The subscription was made anew: epochs and positions of before mean nothing any more."""
@@ -336,6 +349,7 @@ class Session:
             assignment.acked = 1 << 62  # so that nothing of it is remembered when it ends
         self.lose(list(self.held))
         self._closed.clear()
+        self._fence = 0
         self._handled.clear()
         self._ended.clear()
         self._recorded.clear()  # an epoch of before would be taken for another one

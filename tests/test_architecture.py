@@ -48,6 +48,11 @@ MAY_IMPORT = {
         "broker.journal.sqlite_schema", "broker.journal.archive",
     ),
     "spark/__main__.py": ("fairlead.command",),
+    # The other oracle: the same words, and nothing of what it judges.
+    "simulations/checkers": (
+        "simulations.checkers", "broker.core.records", "broker.core.anomalies",
+        "broker.core.message", "broker.core.policy", "broker.errors",
+    ),
 }  # fmt: skip
 
 #: What spark may import of others; msgpack is how the journal packs its rows.

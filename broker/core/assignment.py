@@ -250,6 +250,7 @@ def apply_delivered(channel: Channel, record: Delivered) -> None:
             line.epoch = epoch
             line.owner = line.previous = queue
             line.avoid = None
+            line.not_before_ms = 0  # waited for; the clock may run behind it after a restart
             if line.trial:
                 queue.trial = line
         assert first == line.delivered + 1 and line.epoch == epoch, (line, first, epoch)

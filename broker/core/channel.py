@@ -143,6 +143,10 @@ class Channel:
         share = assignment.resend(queue)
         return share.send(group, now_ms)
 
+    def joined(self, subscription: str, subscriber: str) -> int:
+        """The newest epoch when a subscriber joined: none of its assignments is that old."""
+        return self.subscriptions[subscription].subscribers[subscriber].joined
+
     def recalled(self, subscription: str, subscriber: str, now_ms: int) -> r.Recalled | None:
         """What a subscriber was asked to hand back and still holds, to be asked for again."""
         group = self.subscriptions[subscription]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Sequence
 
 from broker.core.assignment import decide_recall
 from broker.core.commands import (
@@ -101,6 +101,8 @@ def decide_subscribe(channel: Channel, command: Subscribe, now_ms: int) -> Decis
         "policy": policy.to_dict(),
         "resumed": False,
         "generation": subscription.born_ms,
+        # Whoever joins anew holds nothing of an assignment up to this one.
+        "epoch": channel.epoch,
     }
     known = subscription.subscribers.get(command.subscriber)
     if known is not None and known.session == command.session:
@@ -135,7 +137,7 @@ def apply_subscribed(channel: Channel, record: Subscribed) -> None:
         record.at_ms,
     )  # fmt: skip
     # The newest comes last among equals.
-    queue.given = channel.epoch
+    queue.given = queue.joined = channel.epoch
     channel.subscriptions[record.subscription].subscribers[record.subscriber] = queue
 
 
@@ -157,7 +159,12 @@ def decide_leave(channel: Channel, command: Leave, now_ms: int) -> Decision:
 
 
 def _gone(
-    channel: Channel, subscription: Subscription, queue: SubQueue, reason: str, now_ms: int
+    channel: Channel,
+    subscription: Subscription,
+    queue: SubQueue,
+    reason: str,
+    now_ms: int,
+    before: Sequence[Record] = (),
 ) -> list[Record]:
     """Take all lines back; after anything but a clean leave their messages count as tried.
 
@@ -179,7 +186,7 @@ def _gone(
             park(
                 channel, subscription, line.key, line.settled + 1, line.attempt,
                 "its subscriber died on each attempt, the last time with nothing else to do",
-                now_ms,
+                now_ms, before,
             )
         )  # fmt: skip
     return records
@@ -220,7 +227,7 @@ def decide_tick(channel: Channel, command: Tick, now_ms: int) -> Decision:
             queue for queue in subscription.subscribers.values() if queue.seen_ms < deadline
         ]
         for queue in expired:
-            records += _gone(channel, subscription, queue, "expired", now_ms)
+            records += _gone(channel, subscription, queue, "expired", now_ms, records)
         if not expired:
             records += decide_recall(channel, subscription, now_ms)
     return Decision(records)
@@ -242,6 +249,9 @@ def apply_broker_started(channel: Channel, record: BrokerStarted) -> None:
             queue.seen_ms = record.at_ms
             queue.away = True
         subscription.queue.bound_delays(longest)
+        if channel.queues_down:
+            for line in channel.backup.lines(subscription):
+                line.not_before_ms = min(line.not_before_ms, longest)
 
 
 def decide_kill_queues(channel: Channel, command: KillQueues, now_ms: int) -> Decision:

@@ -7,7 +7,7 @@ changes nothing and is recorded as stale.
 from __future__ import annotations
 
 from bisect import insort
-from typing import TYPE_CHECKING, Iterable
+from typing import TYPE_CHECKING, Iterable, Sequence
 
 from broker.core.assignment import recall_of
 from broker.core.commands import Ack, Decision, HandBack, Nack, Redrive
@@ -249,10 +249,20 @@ def park(
     attempt: int,
     reason: str,
     now_ms: int,
+    before: Sequence[Record] = (),
 ) -> Parked:
-    """The record that sets a message aside; its whole partition when there is no room for more."""
+    """The record that sets a message aside; its whole partition when there is no room for more.
+
+    ``before`` are the records of the same decision so far: they may park messages, too.
+    """
     policy = channel.policy
-    full = len(subscription.parked) >= policy.parked_count_max
+    parking = sum(
+        isinstance(record, Parked)
+        and record.subscription == subscription.name
+        and record.scope == "message"
+        for record in before
+    )
+    full = len(subscription.parked) + parking >= policy.parked_count_max
     scope = "partition" if full or policy.poison == "park_partition" else "message"
     return Parked(now_ms, subscription.name, key, position, attempt, scope, reason)
 

@@ -26,8 +26,10 @@ from broker.core.policy import Policy
 from broker.core.sub_queue import SubQueue
 from broker.core.subscription import ParkedMessage, Subscription
 
-#: Changes with the meaning of the state; :func:`load` refuses any other.
-VERSION = 1
+#: Changes with the meaning of the state; :func:`load` refuses what it does not know.
+VERSION = 2
+#: Version 1 did not say when a subscriber had joined.
+VERSIONS = (1, 2)
 
 CHANNEL_FIELDS = (
     "epoch", "queues_down", "published_total", "published_bytes_total", "duplicates_total",
@@ -35,8 +37,9 @@ CHANNEL_FIELDS = (
 SUBSCRIPTION_FIELDS = ("born_ms", "pending_count", "pending_bytes")
 SUB_QUEUE_FIELDS = (
     "prefetch", "callback", "can_recall", "unsettled", "away", "progress_ms", "given", "seen_ms",
-    "delivered_total", "acked_total",
+    "delivered_total", "acked_total", "joined",
 )  # fmt: skip
+FIELDS_1 = len(SUB_QUEUE_FIELDS) - 1  # how many there were in version 1
 LINE_FIELDS = (
     "settled", "delivered", "handed", "epoch", "recalled", "parked", "attempt", "later_attempt",
     "suspect_upto", "trial", "later_trial", "last_timestamp", "irregular", "level", "since_ms",
@@ -71,7 +74,7 @@ def dump(channel: Channel) -> State:
 
 def load(name: str, state: State) -> Channel:
     """The channel whose :func:`dump` is ``state``. Raises ValueError for another version."""
-    if state["version"] != VERSION:
+    if state["version"] not in VERSIONS:
         raise ValueError(f"a snapshot of version {state['version']!r}, {VERSION} was expected")
     channel = Channel(name, Policy.from_dict(state["policy"]))
     for field, value in zip(CHANNEL_FIELDS, state["channel"], strict=True):
@@ -213,7 +216,8 @@ def _dump_sub_queue(queue: SubQueue, numbers: _Numbers) -> State:
 
 def _load_sub_queue(saved: State, lines: list[Line]) -> SubQueue:
     queue = SubQueue(saved["subscriber"], saved["session"], 0, "", False, 0)
-    for field, value in zip(SUB_QUEUE_FIELDS, saved["fields"], strict=True):
+    fields = saved["fields"] if len(saved["fields"]) > FIELDS_1 else [*saved["fields"], 0]
+    for field, value in zip(SUB_QUEUE_FIELDS, fields, strict=True):
         setattr(queue, field, value)
     queue.held = {epoch: lines[number] for epoch, number in saved["held"]}
     queue.hungry = {lines[number]: None for number in saved["hungry"]}

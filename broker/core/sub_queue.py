@@ -14,7 +14,7 @@ class SubQueue:
     __slots__ = (
         "subscriber", "session", "prefetch", "callback", "can_recall", "held", "hungry", "pressing",
         "unsettled", "away", "trial", "progress_ms",
-        "given", "seen_ms", "long_delays", "delivered_total", "acked_total",
+        "given", "joined", "seen_ms", "long_delays", "delivered_total", "acked_total",
     )  # fmt: skip
 
     def __init__(
@@ -40,6 +40,7 @@ class SubQueue:
         self.away = False  # not heard of since the broker started: holds on, but gets nothing new
         self.trial: Line | None = None  # handled alone: nothing else is given meanwhile
         self.progress_ms = seen_ms  # the last ack, or the first message after having none
+        self.joined = 0  # the newest epoch when it joined: all of its own are newer
         self.given = 0  # the epoch of the newest assignment: the longest unserved comes first
         self.seen_ms = seen_ms
         self.long_delays: list[tuple[int, int]] = []  # (at_ms, delay_ms), the window only

@@ -108,7 +108,7 @@ def start_of(name: str, base: Base) -> Channel:
     # Whole by its checksum and still no snapshot: msgpack may fail in any way it knows.
     except Exception as error:
         raise _damaged(name, base, f"the state cannot be unpacked: {error!r}") from error
-    if version != snapshot.VERSION:
+    if version not in snapshot.VERSIONS:
         raise JournalVersion(
             f"channel {name!r}: the state at journal record {base.sequence} has version "
             f"{version!r}, this Fairlead reads {snapshot.VERSION}. Use the version of Fairlead "

@@ -8,7 +8,7 @@ removes what was archived.
 
 from __future__ import annotations
 
-from typing import Iterator, Literal, Sequence
+from typing import Iterator, Literal, Mapping, Sequence
 
 from broker.core.records import Record
 from broker.errors import JournalError
@@ -119,23 +119,38 @@ class MemoryJournal:
 
     # --- what a script does
 
-    def sync(self) -> None:
-        """Make everything appended so far durable; raises if it was told to fail."""
+    def written(self) -> dict[str, int]:
+        """The last sequence of each channel that was written, synced or not."""
+        return {channel: self._end(channel) for channel in self._rows}
+
+    def sync(self, upto: Mapping[str, int] | None = None) -> None:
+        """Make durable what was appended; raises if it was told to fail.
+
+        With ``upto``, what ``written`` said earlier: a sync that takes its time covers what was
+        written when it began.
+        """
         self._raise_failure()
-        self._try_sync()
+        self._try_sync(upto)
         self._raise_failure()
 
     def fail_next(self, exception: Exception) -> None:
         """Let the next sync fail with ``exception``; the journal is failed from then on."""
         self._fault = exception
 
-    def lose_unsynced(self) -> None:
-        """Crash and start again: all that was not synced is gone, and so is an earlier failure."""
+    def lose_unsynced(self, kept: int = 0) -> None:
+        """Crash and start again: what was not synced is gone, and so is an earlier failure.
+
+        Of each channel so many unsynced records are ``kept`` after all: they had reached the disk,
+        and nobody was told. They are durable from now on.
+        """
         for channel in list(self._rows):
             base = self._bases.get(channel, (0,))[0]
-            del self._rows[channel][self._synced.get(channel, 0) - base :]
+            end = min(self._synced.get(channel, 0) + kept, self._end(channel))
+            del self._rows[channel][end - base :]
             if not self._rows[channel] and not base:
                 del self._rows[channel]
+            elif kept:
+                self._synced[channel] = end
         self.reopen()
 
     def trim(self, channel: str, base: Base) -> int:
@@ -157,7 +172,7 @@ class MemoryJournal:
         self._fault = self._failure = None
         self._closed = False
 
-    def _try_sync(self) -> None:
+    def _try_sync(self, upto: Mapping[str, int] | None = None) -> None:
         if self._fault is not None:
             error, self._fault = self._fault, None
             if isinstance(error, JournalError):
@@ -166,7 +181,10 @@ class MemoryJournal:
                 self._failure = JournalError(f"store in memory: cannot write: {error!r}")
                 self._failure.__cause__ = error
             return
-        self._synced = {channel: self._end(channel) for channel in self._rows}
+        ends = self.written() if upto is None else upto
+        for channel in self._rows:
+            end = min(ends.get(channel, 0), self._end(channel))
+            self._synced[channel] = max(end, self._synced.get(channel, 0))
 
     def _end(self, channel: str) -> int:
         """The last sequence that was written."""

@@ -16,7 +16,13 @@ from broker.core import commands as c
 from broker.core.channel import Channel
 from broker.core.policy import Policy
 from broker.core.records import Recalled, Record, SubscriberLeft
-from broker.errors import BrokerError, BrokerStopping, BrokerUnavailable, QueuesDown
+from broker.errors import (
+    BrokerError,
+    BrokerStopping,
+    BrokerUnavailable,
+    CallOvertaken,
+    QueuesDown,
+)
 from broker.journal import Journal
 from broker.journal.recovery import recover
 from broker.server import statistics
@@ -48,6 +54,7 @@ class ChannelHost:
         self._on_failure = on_failure
         self._lock = threading.Lock()
         self._links: dict[tuple[str, str], Link] = {}
+        self._orders: dict[str, list[int]] = {}  # of the newest call of each publisher
         self._asleep = 0  # links whose sender waits for work
         self._restore_at_ms: int | None = None
         self._given_up: list[tuple[Link, c.Leave]] = []
@@ -93,13 +100,6 @@ class ChannelHost:
         """Decide and apply; the reply counts once the returned journal sequence is durable."""
         with self._lock:
             return self._execute(command)
-
-    def execute_built(
-        self, build: Callable[[Channel], c.Command]
-    ) -> tuple[dict[str, Any], int]:
-        """The same for a command that can only be made from the state; ``build`` must be quick."""
-        with self._lock:
-            return self._execute(build(self._channel))
 
     def settle(self, command: c.Command) -> dict[str, Any]:
         """Execute, and return the reply when it is durable."""
@@ -169,15 +169,42 @@ class ChannelHost:
     # Publishing.
 
     def publish(
-        self, build: Callable[[Channel], c.Command], wait: bool
+        self,
+        build: Callable[[Channel], c.Command],
+        wait: bool,
+        order: tuple[str, int, int, int] | None = None,
     ) -> dict[str, Any]:
-        """Publish; without ``wait`` the reply tells which journal sequence makes it durable."""
-        reply, sequence = self.execute_built(build)
+        """Publish; without ``wait`` the reply tells which journal sequence makes it durable.
+
+        ``build`` makes the command from the state and must be quick. ``order`` is (publisher,
+        epoch, connection, number) and rises with each call that a publisher sends.
+        """
+        with self._lock:
+            if order is not None:
+                self._refuse_overtaken(order)
+            reply, sequence = self._execute(build(self._channel))
         if wait:
             self._confirm(sequence)
         reply["record"] = sequence
         reply["durable"] = self._journal.durable(self.name)
         return reply
+
+    def _refuse_overtaken(self, order: tuple[str, int, int, int]) -> None:
+        """A copy of a call that got stuck on its way must not be done after a newer call.
+
+        The publisher has been told of a refusal, say, and given the sequences to other messages.
+        Not kept over a restart: the connections of before do not outlive it.
+        """
+        publisher, *place = order
+        newest = self._orders.get(publisher, [0])
+        if place[0] < newest[0]:
+            return  # of an older epoch: that is for good, and the channel says so
+        if place <= newest:
+            raise CallOvertaken(
+                f"a call of publisher {publisher} to channel {self.name} came after a newer one "
+                "and was not done; send it again over a new connection"
+            )
+        self._orders[publisher] = place
 
     def durable(self, sequence: int, timeout: float) -> int:
         """The last durable sequence, after waiting for ``sequence`` for a while."""
@@ -192,19 +219,28 @@ class ChannelHost:
     # Links.
 
     def connect(self, command: c.Subscribe, link: Link) -> dict[str, Any]:
-        """Subscribe and attach the link; a returning session is sent again what it holds."""
+        """Subscribe and attach the link, and return the reply when it is durable."""
+        reply, sequence = self.attach(command, link)
+        self._confirm(sequence)
+        if isinstance(link, PushLink):
+            link.start()
+        return reply
+
+    def attach(self, command: c.Subscribe, link: Link) -> tuple[dict[str, Any], int]:
+        """Subscribe and attach the link; a returning session is sent again what it holds.
+
+        The reply counts, and the link may send, once the returned sequence is durable.
+        """
         with self._lock:
             reply, sequence = self._execute(command)
             old = self._links.pop(link.key, None)
             if old is not None:
                 self._close_link(old)
             self._links[link.key] = link
+            link.fence = self._channel.joined(*link.key)
             self._resend(link)
             self._dispatch()
-        self._confirm(sequence)
-        if isinstance(link, PushLink):
-            link.start()
-        return reply
+        return reply, sequence
 
     def _resend(self, link: Link) -> None:
         now_ms = self._clock.now_ms()

@@ -188,13 +188,23 @@ class ChannelObject(SettleObject):
         formats: Any,
         extras: Any,
         wait: bool,
+        place: list[int] | None = None,
     ) -> dict[str, Any]:
-        """Publish a batch in columns. Without ``wait`` it counts once ``record`` is durable."""
+        """Publish a batch in columns. Without ``wait`` it counts once ``record`` is durable.
+
+        ``place`` is [connection, number]: it rises with each call of a publisher's life, so that a
+        call that got stuck on its way is not done after a newer one (CallOvertaken).
+        """
         command = wire.publish_command(
             self._host.policy, publisher, epoch, partitions, firsts, counts, timestamps, bodies,
             priorities, formats, extras,
         )  # fmt: skip
-        return self._host.publish(lambda channel: command, wait)
+        order = None
+        if place is not None:
+            if len(wire.check_ints(place, "place", 0, EPOCH_MAX)) != 2 or epoch is None:
+                raise BadRequest("place is [connection, number] of a publisher with an epoch")
+            order = (publisher, epoch, place[0], place[1])
+        return self._host.publish(lambda channel: command, wait, order)
 
     @remote
     def wait_durable(self, record: int, wait_s: float) -> int:

@@ -58,6 +58,7 @@ class Link:
         self.session = session
         self.plain = plain
         self.queue: list[Item] = []  # guarded by the host's lock
+        self.fence = 0  # what it held before it joined is up to this epoch
         self.sequence = 0  # the journal sequence that must be durable before the queue is sent
         self.asleep = False
         self.closed = False
@@ -166,7 +167,7 @@ class PushLink(Link):
         if not sends:
             return True
         for part in split(merge(sends), self._host.batch_bytes_max):
-            batch: Any = delivery_columns(part)
+            batch: Any = {**delivery_columns(part), "fence": self.fence}
             if self.plain:
                 batch = plain_messages(part, self._callback.takes_bytes)
             if not self._try("receive", batch)[0]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Sequence
 
 from broker.pyro_setup import Proxy, invoke
 from broker.remote.lookup import ChannelAddress
@@ -29,17 +29,21 @@ CLIENT_HISTORIES = "histories"
 
 
 class Child:
-    """A process on a leash. What it says goes to its log; its answer to a file, if it has one."""
+    """A process on a leash. What it says goes to its log; its answer to a file, if it has one.
+
+    ``prefix`` are words before the command, as of a program that runs it and watches it.
+    """
 
     def __init__(
-        self, name: str, folder: Path, module: str, *args: object, answer: Path | None = None
-    ) -> None:
+        self, name: str, folder: Path, module: str, *args: object, answer: Path | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self.name = name
         self.killed = False
         self.log = folder / f"{name}.log"
         with open(self.log, "wb") as log, open(answer or os.devnull, "wb") as told:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *map(str, args)],
+                [*prefix, sys.executable, "-m", module, *map(str, args)],
                 stdin=subprocess.PIPE, stdout=told if answer else log, stderr=log, cwd=ROOT,
                 env=_environment(),
                 start_new_session=True,  # a Ctrl-C is for the demonstration, not for its children

@@ -30,9 +30,9 @@ from spark.report.scale import scale_for
 from tests.builders import Driven, publish_command
 from tests.spark.faulty_runs import FaultyStore
 
-#: Jobs of collect_figures over a journal in which everything happens. Adaptive execution makes a
-#: job of each exchange, and how many it makes depends on the sizes; nine queries are behind it.
-JOBS_MAX = 45
+#: Jobs of collect_figures over a journal in which everything happens, as measured; nine queries are
+#: behind them.
+JOBS_MAX = 14
 QUERIES = 9
 
 #: The first test waits for the faulty runs and for all their figures.

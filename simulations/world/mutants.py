@@ -1,0 +1,219 @@
+"""Plausible bugs that can be switched on one at a time, to see that the simulator finds them.
+
+A mutant replaces a few words in the source of one function of the product, and that function's code
+with the result; ``applied`` puts it back. When the product changes and the words are not there any
+more, a mutant says so instead of doing nothing.
+"""
+
+from __future__ import annotations
+
+import __future__
+
+import importlib
+import inspect
+import textwrap
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any, Iterator
+
+from broker.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One bug: in ``where`` (module:function or module:Class.method) ``old`` becomes ``new``."""
+
+    name: str
+    about: str
+    where: str
+    old: str
+    new: str
+    profile: str = "standard"
+
+
+MUTANTS = {
+    mutant.name: mutant
+    for mutant in (
+        Mutant(
+            "ack-of-any-epoch", "an ack under a superseded epoch settles what is held now",
+            "broker.core.settling:decide_ack", "line = held.get(epoch)\n",
+            "line = held.get(epoch) or next(iter(held.values()), None)\n",
+        ),
+        Mutant(
+            "session-not-checked", "an older life of a subscriber may settle and stay",
+            "broker.core.channel:Channel.member", "if queue.session != command.session:",
+            "if False:",
+        ),
+        Mutant(
+            "nothing-kept-for-reassign", "what is taken from a dead subscriber is not kept",
+            "broker.core.settling:apply_reassigned", "line.withdraw(first)\n",
+            "line.withdraw(first); del line.messages[line.head + first - line.settled - 1 :]\n",
+        ),
+        Mutant(
+            "answer-before-commit", "what is written counts as durable before it is synced",
+            "broker.journal.memory:MemoryJournal.durable", "return self._synced.get(channel, 0)",
+            "return self._end(channel)",
+        ),
+        Mutant(
+            "send-before-commit", "messages are sent before the record of it is durable",
+            "simulations.world.link:SimulatedLink.sender",
+            "yield self._broker.disk.when_durable(sequence)", "pass",
+        ),
+        Mutant(
+            "attempts-forgotten-on-restart", "a restart of the broker forgets failed attempts",
+            "broker.core.membership:apply_broker_started",
+            "        subscription.queue.bound_delays(longest)\n",
+            "        subscription.queue.bound_delays(longest)\n"
+            "        for line in channel.backup.lines(subscription): line.forget_attempts()\n",
+        ),
+        Mutant(
+            "attempts-not-counted", "a subscriber's death does not count against its messages",
+            "broker.core.partition:Line.blame",
+            "attempt = max(self.attempt, min(self.attempt + 1, attempts_max))",
+            "attempt = self.attempt", "handlers",
+        ),
+        Mutant(
+            "two-owners", "a partition that was handed out can be handed out again",
+            "broker.core.assignment:apply_delivered",
+            "subscription.queue.discard_all([line for line in lines if line.owner is None])",
+            "pass",
+        ),
+        Mutant(
+            "tail-lost-in-queue-crash", "what waited behind work in flight is not restored",
+            "broker.core.membership:apply_queues_restored", "queue.settle_hunger(line)", "pass",
+        ),
+        Mutant(
+            "queues-not-restored", "a queue crash loses the partitions that nobody held",
+            "broker.core.membership:apply_queues_restored",
+            "elif line.messages and not line.parked:", "elif False:",
+        ),
+        Mutant(
+            "sequences-start-anew", "a publisher that comes back numbers from 1 again",
+            "broker.core.publishing:decide_open_publisher",
+            "known = bool(channel.backup.publishers.get(command.publisher))", "known = False",
+        ),
+        Mutant(
+            "no-publisher-fence", "an older life of a publisher may still publish",
+            "broker.core.publishing:decide_publish",
+            "if command.epoch is not None and command.epoch != current:", "if False:",
+        ),
+        Mutant(
+            "overtaken-calls-done", "a call that got stuck is done after newer ones",
+            "broker.server.channel_host:ChannelHost._refuse_overtaken",
+            "if place <= newest:", "if False:", "crowded",
+        ),
+        Mutant(
+            "ids-not-remembered", "a second message with the same id is accepted",
+            "broker.core.publishing:_Sorting.take",
+            "message_id in self.ids or message_id in self.channel.delivered_ids",
+            "message_id in self.ids",
+        ),
+        Mutant(
+            "lost-delivery-not-resent", "what a returning subscriber holds is not sent again",
+            "broker.server.channel_host:ChannelHost._resend", "if send is not None:", "if False:",
+        ),
+        Mutant(
+            "leases-never-end", "nobody is declared dead",
+            "broker.core.membership:decide_tick", "if queue.seen_ms < deadline", "if False",
+        ),
+        Mutant(
+            "started-work-handed-back", "a recall takes back messages that are being handled",
+            "broker.core.settling:decide_hand_back",
+            "keep = max(line.settled, min(upto, line.delivered))", "keep = line.settled",
+        ),
+        Mutant(
+            "recall-forgets-started", "a subscriber gives back what it has started",
+            "subscriber.session:Session._close", "assignment.keep_upto = assignment.started",
+            "assignment.keep_upto = assignment.acked",
+        ),
+        Mutant(
+            "no-duplicate-guard", "a subscriber handles again what it handled before its ack",
+            "subscriber.session:Session._recognise",
+            "if handled > assignment.done and not assignment.queued:", "if False:",
+        ),
+        Mutant(
+            "no-session-fence", "batches from before the subscriber was given up are handled",
+            "subscriber.session:Session._move_fence", "if fence > self._fence:", "if False:",
+            "network",
+        ),
+        Mutant(
+            "stale-acks-confirmed", "a subscriber takes a stale ack for a good one",
+            "subscriber.session:Session.confirmed", "if assignment is None or epoch in fenced:",
+            "if assignment is None:", "network",
+        ),
+        Mutant(
+            "answer-taken-for-durable", "a publisher forgets a call when it is answered",
+            "publisher.outbox:Outbox.answered", 'self.durable(reply["durable"])',
+            'self.durable(reply["record"])', "disk",
+        ),
+        Mutant(
+            "unconfirmed-not-resent", "what was answered and not durable is not sent again",
+            "publisher.outbox:Outbox.unknown",
+            "for call in [*self._unconfirmed, *self._under_way]:",
+            "for call in self._under_way:",
+        ),
+        Mutant(
+            "retry-before-order", "what was refused goes again behind newer messages",
+            "publisher.outbox:Outbox._end_retries",
+            "self._waiting.extendleft(reversed(self._retries))",
+            "self._waiting.extend(self._retries)",
+        ),
+        Mutant(
+            "redriven-twice", "a redriven message stays parked as well",
+            "broker.core.settling:apply_redriven", "subscription.parked.pop(key).entry",
+            "subscription.parked[key].entry", "handlers",
+        ),
+        Mutant(
+            "nack-takes-the-next", "a nack withdraws from the message after the failed one on",
+            "broker.core.settling:apply_nacked", "line.withdraw(record.position)",
+            "line.withdraw(record.position + 1)", "handlers",
+        ),
+    )
+}  # fmt: skip
+
+
+@contextmanager
+def applied(name: str | None) -> Iterator[Mutant | None]:
+    """The product with one bug, for as long as the block lasts; with none for None."""
+    if name is None:
+        yield None
+        return
+    if name not in MUTANTS:
+        raise BadRequest(f"there is no mutant {name!r}; there are: {', '.join(MUTANTS)}")
+    mutant = MUTANTS[name]
+    function = _find(mutant.where)
+    before = function.__code__
+    function.__code__ = _mutated(function, mutant)
+    try:
+        yield mutant
+    finally:
+        function.__code__ = before
+
+
+def _find(where: str) -> FunctionType:
+    module, _, path = where.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
+    assert isinstance(found, FunctionType), where
+    return found
+
+
+def _mutated(function: FunctionType, mutant: Mutant) -> CodeType:
+    source = textwrap.dedent(inspect.getsource(function))
+    old, new = textwrap.dedent(mutant.old), textwrap.dedent(mutant.new)
+    if source.count(mutant.old) == 1:
+        old, new = mutant.old, mutant.new
+    if source.count(old) != 1:
+        raise BadRequest(
+            f"mutant {mutant.name} does not fit any more: {mutant.where} has {mutant.old!r} "
+            f"{source.count(old)} times; adapt it to the product"
+        )
+    space: dict[str, Any] = {}
+    flags = __future__.annotations.compiler_flag
+    code = compile(source.replace(old, new), mutant.where, "exec", flags)
+    exec(code, function.__globals__, space)
+    made = space[function.__name__]
+    assert made.__code__.co_freevars == function.__code__.co_freevars, mutant.where
+    return made.__code__  # type: ignore[no-any-return]

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from broker import __version__
 from broker.errors import BrokerError
-from fairlead import audit, chaos, export, health, look, manage, pub, store, sub, up
+from fairlead import audit, chaos, export, health, look, manage, pub, simulate, store, sub, up
 from fairlead.output import complain, line
 from fairlead.problems import EXIT_FAILED, EXIT_SIGNAL, EXIT_USAGE, Problem
 
@@ -112,6 +112,7 @@ _add("Manage", "delete", manage.delete)
 _add("Manage", "redrive", manage.redrive)
 _add("Manage", "export", export.export)
 _add("Faults", "kill-queues", manage.kill_queues)
+_add("Faults", "simulate", simulate.run_simulation)
 _add("Faults", "chaos", chaos.chaos)
 subscription_app.command("create")(manage.subscription_create)
 subscription_app.command("delete")(manage.subscription_delete)

@@ -5,6 +5,7 @@ What may not live here: when something is sent, or sent again; that is the sende
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from typing import Any
@@ -29,6 +30,7 @@ class Link:
         timeout_s: float,
     ) -> None:
         self.epoch = 0
+        self._instance = secrets.token_hex(8)
         self._publisher = publisher
         self._create, self._policy, self._timeout_s = create, policy, timeout_s
         self._address = ChannelAddress(channel, name_server, timeout_s)
@@ -50,7 +52,9 @@ class Link:
         attempt = 0
         while True:
             try:
-                opened: dict[str, Any] = self.connected().call("open_publisher", self._publisher)
+                opened: dict[str, Any] = self.connected().call(
+                    "open_publisher", self._publisher, self._instance
+                )
                 self.epoch = opened["epoch"]
                 self.release()  # the connection belongs to this thread; the sender makes its own
                 return opened

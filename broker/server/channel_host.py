@@ -55,6 +55,7 @@ class ChannelHost:
         self._lock = threading.Lock()
         self._links: dict[tuple[str, str], Link] = {}
         self._orders: dict[str, list[int]] = {}  # of the newest call of each publisher
+        self._opened: dict[str, tuple[str, dict[str, Any], int]] = {}  # by whom, and the answer
         self._asleep = 0  # links whose sender waits for work
         self._restore_at_ms: int | None = None
         self._given_up: list[tuple[Link, c.Leave]] = []
@@ -167,6 +168,33 @@ class ChannelHost:
             )
 
     # Publishing.
+
+    def open_publisher(
+        self, command: c.OpenPublisher, instance: str | None
+    ) -> tuple[dict[str, Any], int]:
+        """A new epoch for a publisher id; the same ``instance`` again gets the same one again.
+
+        So a copy of the request that comes late does not fence its own sender. Not kept over a
+        restart: the connections of before do not outlive it.
+        """
+        publisher = command.publisher
+        with self._lock:
+            known = self._opened.get(publisher)
+            current = self._channel.publisher_epochs.get(publisher)
+            if known is not None and instance is not None:
+                opener, reply, sequence = known
+                if opener == instance and reply["epoch"] == current:
+                    return reply, sequence
+            reply, sequence = self._execute(command)
+            if instance is not None:
+                self._opened[publisher] = (instance, reply, sequence)
+            return reply, sequence
+
+    def opened(self, command: c.OpenPublisher, instance: str | None) -> dict[str, Any]:
+        """Open a publisher, and return the reply when it is durable."""
+        reply, sequence = self.open_publisher(command, instance)
+        self._confirm(sequence)
+        return reply
 
     def publish(
         self,

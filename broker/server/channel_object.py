@@ -169,9 +169,15 @@ class ChannelObject(SettleObject):
     # Publishing.
 
     @remote
-    def open_publisher(self, publisher: str) -> dict[str, Any]:
-        """Start a new epoch of a publisher id; older ones may publish no more."""
-        reply = self._host.settle(c.OpenPublisher(wire.check_id(publisher, "publisher id")))
+    def open_publisher(self, publisher: str, instance: str | None = None) -> dict[str, Any]:
+        """Start a new epoch of a publisher id; older ones may publish no more.
+
+        ``instance`` names the one who asks: repeating the call does not start a further epoch.
+        """
+        command = c.OpenPublisher(wire.check_id(publisher, "publisher id"))
+        if instance is not None:
+            wire.check_id(instance, "instance")
+        reply = self._host.opened(command, instance)
         return {**reply, "policy": self._host.policy.to_dict()}
 
     @remote

@@ -108,6 +108,7 @@ def _run(script: Script, outcome: Outcome, options: Options) -> int:
 def _perform(script: Script, outcome: Outcome, rate: float) -> None:
     """Let it happen; everything has ended when this returns. What failed is in the outcome."""
     cluster: Cluster | None = None
+    orderly = False
     try:
         with script.screen.part("start"):
             cluster = Cluster(script, rate)
@@ -117,6 +118,7 @@ def _perform(script: Script, outcome: Outcome, rate: float) -> None:
             outcome.director.perform()
         with script.screen.part("drain"):
             _drain(script, cluster, outcome)
+        orderly = True
     except (Failure, BrokerError) as error:
         outcome.failure = str(error)
     except Interrupted as interrupted:
@@ -130,7 +132,7 @@ def _perform(script: Script, outcome: Outcome, rate: float) -> None:
         outcome.failure = f"{type(error).__name__}: {error}"
     finally:
         with script.screen.part("end"):
-            _end(script, cluster, orderly=script.drained and not outcome.failure)
+            _end(script, cluster, orderly)
 
 
 def _drain(script: Script, cluster: Cluster, outcome: Outcome) -> None:
@@ -172,7 +174,7 @@ def _expect(script: Script, outcome: Outcome, figures: Figures) -> None:
         planned > 0 and injected * 2 >= planned,
     )  # fmt: skip
     script.expect_true(
-        "messages handled", "at least 1", figures.handled, min(figures.handled, injected) > 0
+        "messages handled", "at least 1", figures.handled, figures.handled > 0
     )
     script.expect("nothing is owed at the end", True, script.drained)
     if script.drained:

@@ -111,8 +111,9 @@ class Broker(Process):
         yield self.disk.when_durable(sequence)
         return reply
 
-    def _open_publisher(self, publisher: str) -> Steps:
-        reply = yield from self.settle(c.OpenPublisher(publisher))
+    def _open_publisher(self, publisher: str, instance: str) -> Steps:
+        reply, sequence = self.host.open_publisher(c.OpenPublisher(publisher), instance)
+        yield self.disk.when_durable(sequence)
         return {**reply, "policy": self.host.policy.to_dict()}
 
     def _publish_runs(self, *columns: Any) -> Steps:

@@ -1,4 +1,4 @@
-"""What handlers do in a simulated run: they succeed, raise, reject, are slow, or kill their process.
+"""What handlers do in a simulated run: succeed, raise, reject, be slow, or kill their process.
 
 Which message makes trouble is part of the plan. Every effect is written down here, apart from any
 journal and any history: at the end it must have reached everything that was confirmed.
@@ -22,7 +22,6 @@ class PlannedHandling:
         random: Random,
         trouble: dict[bytes, str],
         kill: Callable[[SimulatedSubscriber, str], None],
-        handler: Callable[[Message], None] | None = None,
     ) -> None:
         self.calm = False  # the phase in which everything must come to an end
         self.slow_until_us: dict[str, int] = {}
@@ -34,31 +33,28 @@ class PlannedHandling:
         self._random = random
         self._trouble = trouble
         self._kill = kill
-        self._handler = handler
 
     def takes_us(self, subscriber: SimulatedSubscriber, message: Message) -> int:
         """How long the handler runs."""
-        self.running[_place(subscriber, message)] = message.position
+        self.running[place_of(subscriber, message)] = message.position
         usual_us = self._random.choice((200, 800, 5 * MS_US, 30 * MS_US))
         if self.calm:
             return usual_us
         if subscriber.world.now_us < self.slow_until_us.get(subscriber.name, 0):
             return usual_us + self._random.randrange(100 * MS_US, 1_500 * MS_US)
-        if self._trouble.get(message.body) == "slow":
+        if self._trouble and self._trouble.get(message.body) == "slow":
             return usual_us + 2_000 * MS_US
         return usual_us
 
     def handle(self, subscriber: SimulatedSubscriber, message: Message) -> None:
         """The handler's effect, and what then goes wrong."""
-        self.running.pop(_place(subscriber, message), None)
+        self.running.pop(place_of(subscriber, message), None)
         trouble = None if self.calm else self._trouble.get(message.body)
         if trouble == "raises" or (trouble == "raises once" and message.attempt == 1):
             raise ValueError("poison")
         if trouble == "rejects":
             message.reject("not wanted")
             return
-        if self._handler is not None:
-            self._handler(message)
         key = (message.subscription, message.body)
         self.effects[key] = self.effects.get(key, 0) + 1
         self.handled += 1
@@ -67,5 +63,6 @@ class PlannedHandling:
             self._kill(subscriber, "its message killed it")
 
 
-def _place(subscriber: SimulatedSubscriber, message: Message) -> tuple[str, str, int]:
+def place_of(subscriber: SimulatedSubscriber, message: Message) -> tuple[str, str, int]:
+    """Under which ``running`` knows what is being handled."""
     return (subscriber.subscription, subscriber.name, message.epoch)

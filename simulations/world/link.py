@@ -1,4 +1,4 @@
-"""The broker's end of a simulated subscriber: what ``broker.server.link.PushLink`` does in a thread.
+"""The broker's end of a simulated subscriber: what ``PushLink`` does in a thread of a real broker.
 
 The queue, its order and its resending are the real host's; here is only the sender: wait for the
 commit, call, try again, give up.

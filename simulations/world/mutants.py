@@ -6,7 +6,6 @@ more, a mutant says so instead of doing nothing.
 """
 
 from __future__ import annotations
-
 import __future__
 
 import importlib
@@ -102,6 +101,15 @@ MUTANTS = {
             "overtaken-calls-done", "a call that got stuck is done after newer ones",
             "broker.server.channel_host:ChannelHost._refuse_overtaken",
             "if place <= newest:", "if False:", "crowded",
+        ),
+        Mutant(
+            "opened-twice", "a repeated opening fences the publisher that it came from",
+            "broker.server.channel_host:ChannelHost.open_publisher",
+            'if opener == instance and reply["epoch"] == current:', "if False:", "network",
+        ),
+        Mutant(
+            "backoff-outlives-restart", "a back-off that is over counts again when the clock jumps",
+            "broker.core.assignment:apply_delivered", "line.not_before_ms = 0", "pass",
         ),
         Mutant(
             "ids-not-remembered", "a second message with the same id is accepted",

@@ -17,6 +17,7 @@ from simulations.world.network import Weather
 from simulations.world.scheduler import MS_US, SECOND_US
 
 CHANNEL = "orders"
+TROUBLES = ("raises", "raises once", "rejects", "kills", "slow")
 
 #: Kind of fault -> how often it is drawn among those that a seed has.
 KINDS = {
@@ -123,10 +124,12 @@ class Plan:
     publishers: list[dict[str, Any]]
     subscribers: list[dict[str, Any]]
     second_subscription: bool
-    #: (time, publisher, [(partition, body, priority, skew of the timestamp, extras)])
-    messages: list[tuple[int, str, list[tuple[str, bytes, int, int, dict[str, Any] | None]]]]
+    #: (time, publisher, [(partition, body, priority, skew of the timestamp, extras, format)])
+    messages: list[tuple[int, str, list[tuple[str, bytes, int, int, dict[str, Any] | None, int]]]]
     trouble: dict[bytes, str]
     faults: list[Fault] = field(default_factory=list)
+    #: Whether each body is unique and names its publisher and partition.
+    bodies_tell: bool = True
 
     def only(self, numbers: set[int]) -> Plan:
         """The same plan with some of its faults."""
@@ -165,11 +168,11 @@ def draw(seed: int, profile: Profile) -> Plan:
             {"name": "t1", "prefetch": 10, "concurrency": 1, "subscription": "second"}
         )
     messages, trouble = _draw_messages(seed, profile, duration_us, publishers)
+    policy = _draw_policy(stream(seed, "policy"), profile.pending_counts)
     return Plan(
-        seed, profile.name, duration_us, _draw_policy(stream(seed, "policy"), profile.pending_counts),
-        _draw_weather(stream(seed, "weather"), profile),
+        seed, profile.name, duration_us, policy, draw_weather(stream(seed, "weather"), profile),
         random.choice((1, 4, 20)) * MS_US, publishers, subscribers, second, messages, trouble,
-        _draw_faults(stream(seed, "faults"), profile, duration_us),
+        draw_faults(stream(seed, "faults"), profile, duration_us),
     )  # fmt: skip
 
 
@@ -197,7 +200,9 @@ def _draw_policy(random: Random, pending_counts: tuple[int, ...]) -> Policy:
     )
 
 
-def _draw_weather(random: Random, profile: Profile) -> Weather:
+def draw_weather(random: Random, profile: Profile) -> Weather:
+    """How the network is when there is no storm."""
+
     def share(most: float) -> float:
         return random.random() * most if not profile.swarm or random.random() < 0.5 else 0.0
 
@@ -229,14 +234,15 @@ def _draw_messages(
             skew_us = random.randrange(-2_000, 2_000) * MS_US if skewed else 0
             priority = random.choice((0, 0, 0, 1, 5)) if urgent else 0
             extras = {"id": f"id-{random.randrange(60)}"} if with_ids else None
-            wanted.append((partition, body, priority, skew_us, extras))
+            wanted.append((partition, body, priority, skew_us, extras, 0))
             if random.random() < troubles:
-                trouble[body] = random.choice(("raises", "raises once", "rejects", "kills", "slow"))
+                trouble[body] = random.choice(TROUBLES)
         found.append((random.randrange(duration_us), publisher["name"], wanted))
     return sorted(found, key=lambda item: item[0]), trouble
 
 
-def _draw_faults(random: Random, profile: Profile, duration_us: int) -> list[Fault]:
+def draw_faults(random: Random, profile: Profile, duration_us: int) -> list[Fault]:
+    """What goes wrong when."""
     if not profile.kinds:
         return []
     kinds = [kind for kind in profile.kinds if not profile.swarm or random.random() < 0.5]

@@ -22,8 +22,8 @@ from simulations.world.scheduler import MS_US, Process, Signal, Steps
 UNDER_WAY_MAX = 3
 TIMEOUT_US = 2_000 * MS_US
 
-#: (partition, body, priority, timestamp in microseconds, extras)
-Wanted = tuple[str, bytes, int, int, "dict[str, Any] | None"]
+#: (partition, body, priority, timestamp in microseconds, extras, format of the body)
+Wanted = tuple[str, bytes, int, int, "dict[str, Any] | None", int]
 
 
 def pause_us(random: Random, attempt: int, error: BrokerError | None = None) -> int:
@@ -41,6 +41,7 @@ class SimulatedPublisher(Process):
         network: Network,
         random: Random,
         name: str,
+        life: int,
         channel: str,
         *,
         refuse: bool,
@@ -55,6 +56,7 @@ class SimulatedPublisher(Process):
         self._network = network
         self._random = random
         self._channel = channel
+        self._instance = f"{name}-{life}"
         self._refuse, self._batch_count_max = refuse, batch_count_max
         self._hear = hear
         self._on_end = on_end
@@ -76,8 +78,8 @@ class SimulatedPublisher(Process):
         if self.outbox is None:
             self._wanted += messages
             return
-        for partition, body, priority, timestamp, extras in messages:
-            batch, index = self.outbox.add(partition, body, 0, timestamp, priority, extras)
+        for partition, body, priority, timestamp, extras, kind in messages:
+            batch, index = self.outbox.add(partition, body, kind, timestamp, priority, extras)
             self._places.append((batch, index, body))
         self._changed.set()
 
@@ -122,7 +124,7 @@ class SimulatedPublisher(Process):
         attempt = 0
         while True:
             try:
-                opened = yield from self._ask("open_publisher", self.name)
+                opened = yield from self._ask("open_publisher", self.name, self._instance)
                 break
             except BrokerError as error:
                 if not error.retriable:

@@ -297,9 +297,9 @@ class SimulatedSubscriber(Process):
             assignment.cursor += 1
             position = item[0]
             assignment.started = position
-            if assignment.closed or self.world.now_us > self._lease_until_us:
-                if not (yield from self._still_ours(assignment, position)):
-                    return True
+            doubtful = assignment.closed or self.world.now_us > self._lease_until_us
+            if doubtful and not (yield from self._still_ours(assignment, position)):
+                return True
             if note:
                 self._note_started(assignment, item)
             message = Message(assignment, item, self._origin)
@@ -308,7 +308,8 @@ class SimulatedSubscriber(Process):
             try:
                 self._handling.handle(self, message)
             except Exception as error:
-                message.verdict = message.verdict or (None, False, f"{type(error).__name__}: {error}")
+                reason = f"{type(error).__name__}: {error}"
+                message.verdict = message.verdict or (None, False, reason)
             if self.dead:
                 return False
             if message.verdict is not None:
@@ -347,8 +348,7 @@ class SimulatedSubscriber(Process):
             self._check_now.set()
             self._changed.clear()
             yield self._changed.wait(500 * MS_US)
-        if not assignment.closed:
-            assignment.started = assignment.done
-        elif assignment.started == position and position > assignment.keep_upto:
+        not_begun = assignment.started == position and position > assignment.keep_upto
+        if not assignment.closed or not_begun:
             assignment.started = assignment.done
         return False

@@ -19,6 +19,8 @@ from fairlead.problems import UsageProblem
 MINUTES_MAX = 24 * 60.0
 RATE_MAX = 2_000.0
 SEED_MAX = 10**6
+#: The judge holds a run in memory, about 8 KB for each message, and the audit has 1 GB and minutes.
+MESSAGES_MAX = 250_000
 
 MinutesOption = Annotated[
     float,
@@ -71,6 +73,13 @@ def chaos(
     folder. The exit code is the verdict: 0 valid; 1 invalid, not drained, or too few faults came
     about; 2 the audit cannot tell (no Java, for one), or wrong usage.
     """
+    count = round(minutes * 60 * rate)
+    if count > MESSAGES_MAX:
+        raise UsageProblem(
+            f"--minutes {minutes:g} at --rate {rate:g} may become {count:,} messages, and a run "
+            f"is judged in memory: {MESSAGES_MAX:,} are the limit",
+            "give fewer minutes, or a lower rate",
+        )
     if report is not None and no_audit:
         raise UsageProblem("--report is drawn by the audit", "leave --no-audit out")
     for path in (json, report):

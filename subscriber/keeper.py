@@ -107,7 +107,7 @@ class Keeper:
             if not reply["resumed"]:
                 # Only what was held before the call: what came since is of the new session.
                 shared.session.lose(before, reply.get("epoch", 0))
-                shared.nacks.clear()
+                shared.nacks[:] = [nack for nack in shared.nacks if nack[0] not in before]
             made_anew = shared.origin[2] not in (0, reply["generation"])
             self._note_subscribed(reply, made_anew)
             if made_anew:

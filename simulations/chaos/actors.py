@@ -38,8 +38,13 @@ WORK_S = (0.0, 0.04)  # so that a fault meets messages in many hands
 BURST_S = 0.1
 OPEN_MAX = 2_000  # receipts; then the oldest is waited for
 ANSWER_S = 120.0
-URGENT = 5
 BODY_CHARS = 200
+URGENT = 5
+
+# Of all messages: urgent ones, those with an id of their own, those that are sent once more under
+# their id, and those whose timestamp lies up to LATE_S before those that were sent before them.
+URGENT_PART, ID_PART, COPY_PART, LATE_PART = 0.1, 0.1, 0.02, 0.05
+LATE_S = 0.5
 
 log = logging.getLogger("fairlead.chaos")
 
@@ -137,7 +142,7 @@ def _flow(
         while owed >= 1.0:
             owed -= 1.0
             number += 1
-            receipts.append(_publish_one(source, chance, partitions, f"{life}:{number}"))
+            receipts += _publish_one(source, chance, partitions, f"{life}:{number}")
         _drop_confirmed(receipts)
         # What could not be sent in time is not made up for: the rate is an upper limit.
         due = max(due + BURST_S, time.monotonic())
@@ -155,11 +160,19 @@ def _next_line(lines: queue.SimpleQueue[str]) -> str:
 
 def _publish_one(
     source: Publisher, chance: random.Random, partitions: list[str], number: str
-) -> Receipt:
+) -> list[Receipt]:
+    """A message of one sort or another, and perhaps a copy of it."""
     body = f"{number} ".ljust(chance.randrange(len(number) + 1, BODY_CHARS), ".")
-    urgent = URGENT if chance.random() < 0.1 else 0
-    chosen = f"{source.publisher}:{number}" if chance.random() < 0.1 else None
-    return source.publish(body, chance.choice(partitions), priority=urgent, id=chosen)
+    partition = chance.choice(partitions)
+    copied = chance.random() < COPY_PART
+    options: dict[str, Any] = {}
+    if copied or chance.random() < ID_PART:
+        options["id"] = f"{source.publisher}:{number}"
+    if chance.random() < URGENT_PART:
+        options["priority"] = URGENT
+    if chance.random() < LATE_PART:
+        options["timestamp"] = time.time() - chance.uniform(0.0, LATE_S)
+    return [source.publish(body, partition, **options) for _ in range(2 if copied else 1)]
 
 
 def _drop_confirmed(receipts: deque[Receipt]) -> None:

@@ -31,12 +31,14 @@ class Figures:
 
     published: int = 0
     duplicates_dropped: int = 0
+    copies_dropped: int = 0
     handled: int = 0
     failed: int = 0
     acknowledged: int = 0
     parked: int = 0
     handed_out: int = 0
     handed_out_again: int = 0
+    late: int = 0
     stale_acks: int = 0
     broker_restarts: int = 0
     queue_crashes: int = 0
@@ -77,11 +79,13 @@ def _take(
 ) -> None:
     if isinstance(record, r.Published):
         found.published += len(record.entries)
+        found.copies_dropped += len(record.dropped)
         found.poison |= set(_poison_in(record))
     elif isinstance(record, r.DuplicatesDropped):
         found.duplicates_dropped += sum(record.counts)
     elif isinstance(record, r.Delivered):
         found.handed_out += sum(record.counts)
+        found.late += len(record.late)
         for key, first, number in zip(record.keys, record.firsts, record.counts):
             handed.update((key, first + step) for step in range(number))
     elif isinstance(record, r.Acked):

@@ -51,13 +51,15 @@ def show_figures(figures: Figures, screen: Screen, room: dict[str, float]) -> No
 def _figures(found: Figures) -> dict[str, Any]:
     return {
         "messages published": found.published,
-        "sent again and dropped as duplicates": found.duplicates_dropped,
+        "sent again for want of an answer, dropped": found.duplicates_dropped,
+        "published again under their ids, dropped": found.copies_dropped,
         "handled (the subscribers' word)": found.handled,
         "acknowledged (the journal's)": found.acknowledged,
         "handler failed": found.failed,
         "parked": found.parked,
         "handed out": found.handed_out,
         "handed out again": found.handed_out_again,
+        "handed out late (an older timestamp)": found.late,
         "taken back unsettled, by reason": _told(found.reassigned),
         "subscribers gone, by reason": _told(found.subscribers_left),
         "stale acks": found.stale_acks,
@@ -72,11 +74,13 @@ def room_taken(folder: Path) -> dict[str, float]:
     """What a run took of the disk and, at most, of memory, in MB (millions of bytes)."""
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return {
         "store on disk": _size(folder.glob(STORE + "*")),
         "histories on disk": _size((folder / CLIENT_HISTORIES).glob("*")),
         "logs on disk": _size(folder.glob("*.log")),
         "memory of the largest process": peak / 1e6,
+        "memory of this one, with the judge": own / 1e6,
     }
 
 

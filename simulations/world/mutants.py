@@ -146,6 +146,11 @@ MUTANTS = {
             "network",
         ),
         Mutant(
+            "new-nacks-forgotten", "a nack of the new membership is dropped with those of the old",
+            "simulations.world.subscriber:SimulatedSubscriber._subscribe",
+            "if nack[0] not in before", "if False",
+        ),
+        Mutant(
             "stale-acks-confirmed", "a subscriber takes a stale ack for a good one",
             "subscriber.session:Session.confirmed", "if assignment is None or epoch in fenced:",
             "if assignment is None:", "network",

@@ -515,7 +515,16 @@ class Run:
         self.world.at(self._director, delay_us, restart)
 
     def _take_outcomes(self, publisher: SimulatedPublisher) -> None:
+        last: dict[str, int] = {}
         for body, outcome in publisher.outcomes():
+            if isinstance(outcome, tuple) and self.plan.bodies_tell:
+                partition = body.decode().split("/")[1]
+                if outcome[0] <= last.get(partition, 0):
+                    raise Wrong(
+                        "nonmonotonic-send",
+                        f"{body!r} has sequence {outcome[0]}, one before it {last[partition]}",
+                    )
+                last[partition] = outcome[0]
             # A message with an id may be dropped as a duplicate, and after a lost answer its
             # publisher is not told so.
             if isinstance(outcome, tuple) and not outcome[1] and body not in self._with_ids:

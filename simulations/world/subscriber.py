@@ -170,7 +170,7 @@ class SimulatedSubscriber(Process):
         )  # fmt: skip
         if not reply["resumed"]:
             session.lose(before, reply["epoch"])
-            self._nacks.clear()
+            self._nacks[:] = [nack for nack in self._nacks if nack[0] not in before]
         made_anew = self._origin[2] not in (0, reply["generation"])
         if made_anew and (stretches := session.take_finished()) is not None:
             self.history.finished(stretches)

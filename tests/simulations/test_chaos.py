@@ -413,7 +413,10 @@ def test_interrupted_run_leaves_nothing_running_and_names_its_folder(tmp_path: P
 
 @pytest.mark.parametrize(
     "words",
-    [("--report", "x.html", "--no-audit"), ("--json", "/nowhere/at/all.json"), ("--minutes", "0")],
+    [
+        ("--report", "x.html", "--no-audit"), ("--json", "/nowhere/at/all.json"),
+        ("--minutes", "0"), ("--minutes", "60"),
+    ],
 )
 def test_wrong_usage_is_told_before_anything_starts(words: tuple[str, ...]) -> None:
     done = run_fairlead("chaos", *words)

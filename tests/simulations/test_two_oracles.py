@@ -29,9 +29,10 @@ from broker.core import records as r
 from broker.core.anomalies import ANOMALIES, INVALID, UNKNOWN, VALID
 from broker.core.message import PartitionKey
 from broker.errors import BrokerError, JournalCorrupt
-from broker.journal.codec import encode
+from broker.journal.codec import CHECKSUM, CHECKSUM_START, decode, encode
 from broker.journal.sqlite import SqliteJournal
 from simulations.checkers import Judge
+from simulations.world import simulate
 from spark import scan
 from spark.audit import Question, audit, read_records
 from spark.session import build
@@ -56,6 +57,9 @@ Line = Mapping[str, Any]
 STORIES = 10
 JOURNAL_CHANGES = 40
 HISTORY_CHANGES = 16
+#: Profile -> how many simulated runs.
+SIMULATED = {"standard": 6, "crowded": 3, "network": 2, "handlers": 2, "disk": 2}
+SIMULATED_CHANGES = 12  # of their journals, and as many of their histories
 
 _REDRIVEN = "a redriven message that is passed over: a gap of the audit that spark/README.md names"
 #: Case -> (names that only the checkers give, names that only the audit gives, why).
@@ -88,7 +92,31 @@ def journals_of_runs() -> Iterator[tuple[str, Records, list[Line], bool]]:
 
     The name is that of a channel, and the lines must speak of that channel.
     """
-    yield from ()
+    for profile, seeds in SIMULATED.items():
+        for seed in range(seeds):
+            name = f"simulated-{profile}-{seed}"
+            yield name, *simulated(profile, seed, name), True
+
+
+def simulated(profile: str, seed: int, name: str) -> tuple[Records, list[Line]]:
+    """The journal and the histories of a simulated run, as those of the channel ``name``."""
+    result = simulate(seed, profile, keep=True)
+    assert result.ok, result.reproduce
+    records: Records = []
+    previous = CHECKSUM_START
+    for row in result.rows:
+        records.append(decode(row, previous))
+        previous = row[CHECKSUM]
+    records[0] = replace(records[0], name=name)
+    return records, [{**json.loads(line), "channel": name} for line in result.histories]
+
+
+def by_client(lines: Iterable[Line]) -> dict[str, list[dict[str, Any]]]:
+    """The histories apart, one for each life of each client."""
+    files: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for line in lines:
+        files[f"{line['client']}-{line['name']}-{line['session']}"].append(dict(line))
+    return dict(files)
 
 
 # Random stories.
@@ -405,7 +433,10 @@ def change_histories(
             line.update(event="refused", reason="channel-full")
         else:
             names = ("crc", "position", "epoch", "epochs", "firsts", "counts", "sequence_sums")
-            name = draw.choice([item for item in names if item in line])
+            found = [item for item in names if item in line]
+            if not found:
+                continue
+            name = draw.choice(found)
             if isinstance(line[name], list):
                 line[name][draw.randrange(len(line[name]))] += 1
             else:
@@ -476,6 +507,16 @@ def bad_cases() -> Iterator[Case]:
         records = Story(draw.randrange(STORIES)).play(70)
         files, what = change_histories(histories_of(records, name), draw)
         yield Case(name, records, numbered(files), what=what)
+    profiles = list(SIMULATED)
+    for number in range(SIMULATED_CHANGES):
+        name = f"simulated-changed-{number}"
+        records, lines = simulated(profiles[number % len(profiles)], 100 + number, name)
+        changed, what = change_journal([_plain(record) for record in records], draw)
+        yield Case(name, changed, lines, True, what=what)
+        name = f"simulated-told-{number}"
+        records, lines = simulated(profiles[number % len(profiles)], 200 + number, name)
+        files, what = change_histories(by_client(lines), draw)
+        yield Case(name, records, numbered(files), True, what=what)
 
 
 #: Channels of the store that are damaged after they were written: statement.

@@ -48,6 +48,13 @@ MAY_IMPORT = {
         "broker.journal.sqlite_schema", "broker.journal.archive",
     ),
     "spark/__main__.py": ("fairlead.command",),
+    # The real core, host, outbox and session; never the threads and sockets around them.
+    "simulations/world": (
+        "simulations.world", "simulations.checkers", "=broker", "broker.errors", "broker.core",
+        "broker.history", "broker.journal", "broker.wire", "broker.server.channel_host",
+        "broker.server.link", "broker.server.clock", "publisher.batch", "publisher.outbox",
+        "publisher.history", "subscriber.session", "subscriber.history", "subscriber.message",
+    ),
     # The other oracle: the same words, and nothing of what it judges.
     "simulations/checkers": (
         "simulations.checkers", "broker.core.records", "broker.core.anomalies",
@@ -116,6 +123,22 @@ def test_imports_point_down_only(path: Path) -> None:
 def test_the_pure_parts_know_no_clock_thread_or_socket(path: Path) -> None:
     used = {name.partition(".")[0] for name in imports_of(path)}
     assert not used & IMPURE
+
+
+#: The campaign has processes and a clock of its own, around the worlds.
+WORLD = [
+    path
+    for path in SOURCES
+    if relative(path).startswith("simulations/world/") and path.name != "campaign.py"
+]
+
+
+@pytest.mark.parametrize("path", WORLD, ids=relative)
+def test_a_simulated_world_is_made_of_its_seed_alone(path: Path) -> None:
+    used = imports_of(path)
+    assert not {name.partition(".")[0] for name in used} & (IMPURE - {"random"})
+    # A Random has a seed; the functions of the module share one that nobody has set.
+    assert not {name for name in used if name.startswith("random.")} - {"random.Random"}
 
 
 def test_the_channels_lock_is_taken_in_one_file_only() -> None:

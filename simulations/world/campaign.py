@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections import Counter
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -88,7 +90,8 @@ def run_seeds(
         return total
     # A fresh interpreter for each: nothing of this one's state may reach a run.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_parent)
+    try:
         chunks = _chunks(seeds)
         waiting: set[Future[Tally]] = set()
         over = False
@@ -103,6 +106,21 @@ def run_seeds(
             if not over and _over(total, began, deadline_s, failures_max):
                 over = True
                 waiting = {future for future in waiting if not future.cancel()}
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """In a process of the pool: Ctrl-C is for the parent, and its end, however it came, is ours."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def follow() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, name="leash", daemon=True).start()
 
 
 def _take(

@@ -234,3 +234,34 @@ def test_acks_that_come_back_after_the_work_was_lost_do_no_harm() -> None:
     assert session.take_acks() == ([2], [2], []), "what is still held is acknowledged again"
     session.confirmed()
     assert not session.held
+
+
+# Given up by the broker and taken in anew, found by the simulator.
+
+
+def test_what_was_handled_before_it_was_given_up_is_recognised_afterwards() -> None:
+    """The batch of the new membership may come before the answer that tells of it."""
+    session = Session()
+    session.receive({**batch((4, "a", 1, 1)), "fence": 0})
+    assert handle_everything(session) == [b"a:1"]
+    session.receive({**batch((6, "a", 1, 2)), "fence": 5})
+    assert handle_everything(session) == [b"a:2"], "a:1 was handled, only its ack got lost"
+    assert session.take_acks() == ([6], [2], []), "and is acknowledged under the new epoch"
+
+
+def test_a_batch_from_before_it_was_given_up_comes_too_late() -> None:
+    session = Session()
+    session.receive({**batch((11, "d", 1, 1)), "fence": 10})
+    assert handle_everything(session) == [b"d:1"]
+    session.take_acks()
+    session.confirmed()
+    session.receive({**batch((9, "d", 1, 1)), "fence": 0})
+    assert handle_everything(session) == []
+
+
+def test_the_fence_of_a_subscription_made_anew_starts_over() -> None:
+    session = Session()
+    session.receive({**batch((11, "d", 1, 1)), "fence": 10})
+    session.forget()
+    session.receive({**batch((1, "d", 1, 1)), "fence": 0})
+    assert handle_everything(session) == [b"d:1"]

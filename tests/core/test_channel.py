@@ -814,3 +814,54 @@ def test_messages_redriven_one_after_the_other_keep_their_order() -> None:
 def test_a_policy_number_out_of_bounds_is_refused(value: object) -> None:
     with pytest.raises(BadRequest):
         Driven(lease_ms=value)
+
+
+def test_a_back_off_that_was_waited_for_does_not_count_again_after_the_clock_jumped() -> None:
+    """Found by the simulator: a partition waited for an hour that had been waited for before."""
+    driven = Driven(backoff_ms=100)
+    driven.now_ms = 10_000_000
+    driven.subscribe("s", prefetch=1)
+    driven.publish("a", b"1", b"2")
+    driven.dispatch()
+    driven.do(c.Nack("default", "s", "s-1", 1, 1))
+    driven.now_ms += 100
+    driven.dispatch()
+    driven.now_ms -= 3_600_000
+    driven.do(c.Start("boot"))
+    driven.do(c.Subscribe("default", "s", "s-1", 1, ""))
+    driven.ack("s", 2, 1)
+    assert driven.dispatch(), "the second message is handed out at once"
+
+
+def test_a_back_off_is_bounded_also_when_the_broker_starts_with_crashed_queues() -> None:
+    driven = Driven(backoff_ms=100, backoff_ms_max=1_000)
+    driven.now_ms = 10_000_000
+    driven.subscribe("s")
+    driven.publish("a", b"1")
+    driven.dispatch()
+    driven.do(c.Nack("default", "s", "s-1", 1, 1))
+    driven.do(c.KillQueues())
+    driven.now_ms -= 3_600_000
+    driven.do(c.Start("boot"))
+    driven.do(c.Subscribe("default", "s", "s-1", 100, ""))
+    driven.now_ms += 1_000
+    assert driven.dispatch()
+
+
+def test_several_deaths_at_once_park_no_more_messages_than_may_be_parked() -> None:
+    """Found by the simulator: each looked at the state before the decision, none at the others."""
+    driven = Driven(attempts_max=1, parked_count_max=1, lease_ms=1_000)
+    for name in ("s", "t"):
+        driven.publish(name, b"1")
+        driven.subscribe(name)
+    driven.dispatch()
+    # The only attempt is also the last: each is tried alone, and its death proves it.
+    driven.now_ms += 2_000
+    driven.do(c.Tick())
+    for name in ("u", "v"):
+        driven.subscribe(name)
+        driven.dispatch()  # one trial at a time
+    driven.now_ms += 2_000
+    driven.do(c.Tick())
+    parked = kinds(driven, "Parked")
+    assert sorted(record.scope for record in parked) == ["message", "partition"]  # type: ignore

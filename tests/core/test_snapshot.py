@@ -279,3 +279,19 @@ def test_a_snapshot_of_another_version_is_refused() -> None:
     state = snapshot.dump(Driven().channel)
     with pytest.raises(ValueError, match="version 3"):
         snapshot.load("orders", {**state, "version": 3})
+
+
+def test_a_snapshot_of_version_1_is_read() -> None:
+    """It did not say when a subscriber had joined."""
+    driven = Driven()
+    driven.publish("a", b"1")
+    driven.subscribe("s")
+    driven.dispatch()
+    state = snapshot.dump(driven.channel)
+    state["version"] = 1
+    for group in state["subscriptions"]:
+        for queue in group["subscribers"]:
+            queue["fields"].pop()
+    loaded = snapshot.load("orders", state)
+    assert fingerprint(loaded) == fingerprint(driven.channel)
+    assert loaded.joined("default", "s") == 0

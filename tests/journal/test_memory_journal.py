@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 from journal_samples import contents, samples
 
+from broker.core import records as r
+from broker.core.channel import Channel
+from broker.core.policy import Policy
 from broker.errors import Deposed, JournalError
 from broker.journal.memory import MemoryJournal
 
@@ -65,3 +68,25 @@ def test_with_auto_sync_the_failure_is_told_to_the_one_who_waits() -> None:
     journal.append("orders", 1, samples("orders", 1, 1))
     with pytest.raises(Deposed, match="another broker"):
         journal.wait_durable("orders", 1, 1.0)
+
+
+def test_a_sync_covers_what_was_written_when_it_began() -> None:
+    journal = MemoryJournal(auto_sync=False)
+    journal.append("orders", 1, Channel.birth("orders", Policy(), 1))
+    began = journal.written()
+    journal.append("orders", 3, [r.BrokerStarted(1, "boot")])
+    journal.sync(began)
+    assert journal.durable("orders") == 2
+    journal.sync()
+    assert journal.durable("orders") == 3
+
+
+def test_a_crash_may_keep_some_of_what_was_not_synced() -> None:
+    journal = MemoryJournal(auto_sync=False)
+    journal.append("orders", 1, Channel.birth("orders", Policy(), 1))
+    journal.sync()
+    for number in range(3):
+        journal.append("orders", 3 + number, [r.BrokerStarted(1, f"boot-{number}")])
+    journal.lose_unsynced(kept=2)
+    assert journal.durable("orders") == journal.written()["orders"] == 4
+    assert [record.kind for _, record in journal.read("orders")][-1] == "BrokerStarted"

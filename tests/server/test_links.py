@@ -11,6 +11,7 @@ import pytest
 from broker.core import commands as c
 from broker.core.channel import Channel
 from broker.core.policy import Policy
+from broker.errors import CallOvertaken, PublisherFenced
 from broker.journal.memory import MemoryJournal
 from broker.pyro_setup import Proxy, invoke
 from broker.server import callback
@@ -20,7 +21,9 @@ from broker.server.link import PushLink
 from broker.server.service import Service
 from publisher import Publisher
 from subscriber import Message, Subscriber
+from subscriber.keeper import Keeper
 from subscriber.session import Session
+from subscriber.shared import Shared
 from tests.builders import publish_command
 from tests.conftest import Serve
 from tests.processes import poll
@@ -314,3 +317,92 @@ def test_a_recall_whose_answer_got_lost_is_asked_again_when_the_session_comes_ba
     host.connect(c.Subscribe("default", "a", "a-1", 1_000, "uri"), again)
     poll(lambda: given_to(host, "b") > 0, 10, "b to get what a handed back")
     host.close()
+
+
+# Calls of publishers that come late or twice, found by the simulator.
+
+
+@pytest.fixture
+def host() -> ChannelHost:
+    def fail(error: BaseException) -> None:
+        raise error
+
+    return ChannelHost.create(
+        "orders", Policy(pending_count_max=1), MemoryJournal(), Clock(), fail
+    )
+
+
+def test_a_call_that_got_stuck_is_not_done_after_a_newer_one(host: ChannelHost) -> None:
+    """Its publisher has been told of a refusal, and has given the sequence to another message."""
+    epoch = host.settle(c.OpenPublisher("p"))["epoch"]
+
+    def publish(sequence: int, body: bytes, *place: int) -> dict[str, Any]:
+        command = publish_command("p", {"a": (sequence, [body])}, epoch)
+        return host.publish(lambda channel: command, True, ("p", epoch, *place))  # type: ignore
+
+    assert publish(1, b"first", 1, 1)["accepted"] == 1
+    assert publish(2, b"refused", 1, 2)["refused"] == 1
+    with pytest.raises(CallOvertaken):
+        publish(2, b"refused", 1, 2)
+    publish(2, b"other", 2, 3)
+    with pytest.raises(CallOvertaken):
+        publish(2, b"late", 1, 9)
+
+
+def test_a_call_of_an_older_epoch_is_fenced_and_not_only_late(host: ChannelHost) -> None:
+    """The one is for good; the other is tried again, without end."""
+    old = host.settle(c.OpenPublisher("p"))["epoch"]
+    new = host.settle(c.OpenPublisher("p"))["epoch"]
+    for epoch, error in ((new, None), (old, PublisherFenced)):
+        command = publish_command("p", {"a": (1, [b"x"])}, epoch)
+        order = ("p", epoch, 1, 1)
+        if error is None:
+            host.publish(lambda channel, made=command: made, True, order)  # type: ignore
+        else:
+            with pytest.raises(error):
+                host.publish(lambda channel, made=command: made, True, order)  # type: ignore
+
+
+def test_an_opening_that_comes_twice_does_not_fence_its_own_publisher(host: ChannelHost) -> None:
+    first = host.opened(c.OpenPublisher("p"), "one")
+    assert host.opened(c.OpenPublisher("p"), "one") == first
+    second = host.opened(c.OpenPublisher("p"), "two")
+    assert second["epoch"] == first["epoch"] + 1
+    assert host.opened(c.OpenPublisher("p"), "one")["epoch"] == second["epoch"] + 1
+
+
+def test_a_nack_of_the_new_membership_is_kept_when_the_answer_tells_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What came before the answer to ``subscribe`` may have been handled, and failed, by then."""
+    shared = Shared("s", "orders", "default", prefetch=1, concurrency=1, timeout_s=1.0)
+    keeper = Keeper(shared, FixedAddress(), None, create=False, give_up_s=1.0)  # type: ignore
+    keeper._daemon = object()  # type: ignore[assignment]
+    shared.session.receive(delivered(3))
+    shared.nacks.append((3, 1, "old", None, False))
+
+    def subscribe(proxy: Any, method: str, *arguments: Any) -> dict[str, Any]:
+        shared.session.receive(delivered(5))
+        shared.nacks.append((5, 1, "new", None, False))
+        return {"resumed": False, "generation": 1, "epoch": 4, "policy": {}, "settle": "PYRO:x@y:1"}
+
+    monkeypatch.setattr("subscriber.keeper.invoke", subscribe)
+    keeper._subscribe()
+    assert [nack[0] for nack in shared.nacks] == [5]
+    assert list(shared.session.held) == [5]
+
+
+class FixedAddress:
+    """A channel that is always at the same place."""
+
+    def uri(self, create: bool) -> str:
+        return "PYRO:channel@127.0.0.1:1"
+
+
+def delivered(epoch: int) -> dict[str, Any]:
+    """One message under an epoch."""
+    return {
+        "publishers": "p", "partitions": ["a"], "firsts": [1], "counts": [1], "epochs": [epoch],
+        "attempts": None, "timestamps": 5, "sequences": [1], "priorities": None, "formats": 0,
+        "bodies": [b"x"], "extras": None,
+    }  # fmt: skip

@@ -512,22 +512,23 @@ def _told(event: str, call: int, first: int, bodies: list[bytes]) -> dict[str, A
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "lines, found",
-    [
-        # Two of three were refused; the accepted one goes again under the number of the call.
-        ([_told("tried", 1, 1, [b"x", b"y", b"z"]), _told("refused", 1, 2, [b"y", b"z"]),
-          _told("tried", 1, 1, [b"x"])], set()),
-        # A try of another body was refused; then one of two messages was accepted.
-        ([_told("tried", 1, 1, [b"other"]), _told("refused", 1, 1, [b"other"]),
-          _told("tried", 2, 1, [b"x", b"y"]), _told("refused", 2, 2, [b"y"])], set()),
-        ([_told("tried", 1, 1, [b"other"]), _told("refused", 1, 1, [b"other"])], {"unexpected"}),
-        ([_told("tried", 1, 1, [b"x"]), _told("refused", 1, 1, [b"x"])], {"aborted-read"}),
-        # One of two sendings has no answer, so it may count.
-        ([_told("tried", 1, 1, [b"x"]), _told("refused", 1, 1, [b"x"]),
-          _told("tried", 2, 1, [b"x"])], set()),
-    ],
-)  # fmt: skip
+#: What a publisher tells of a batch of one message, b"x", that was accepted -> what is wrong.
+TOLD: list[tuple[list[dict[str, Any]], set[str]]] = [
+    # Two of three were refused; the accepted one goes again under the number of the call.
+    ([_told("tried", 1, 1, [b"x", b"y", b"z"]), _told("refused", 1, 2, [b"y", b"z"]),
+      _told("tried", 1, 1, [b"x"])], set()),
+    # A try of another body was refused; then one of two messages was accepted.
+    ([_told("tried", 1, 1, [b"other"]), _told("refused", 1, 1, [b"other"]),
+      _told("tried", 2, 1, [b"x", b"y"]), _told("refused", 2, 2, [b"y"])], set()),
+    ([_told("tried", 1, 1, [b"other"]), _told("refused", 1, 1, [b"other"])], {"unexpected"}),
+    ([_told("tried", 1, 1, [b"x"]), _told("refused", 1, 1, [b"x"])], {"aborted-read"}),
+    # One of two sendings has no answer, so it may count.
+    ([_told("tried", 1, 1, [b"x"]), _told("refused", 1, 1, [b"x"]),
+      _told("tried", 2, 1, [b"x"])], set()),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("lines, found", TOLD)
 def test_an_accepted_batch_is_one_that_was_tried_and_not_only_refused(
     lines: list[dict[str, Any]], found: set[str]
 ) -> None:

@@ -92,7 +92,7 @@ def test_there_are_enough_mutants() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.name)
 def test_a_plausible_bug_is_caught(mutant: Mutant) -> None:
-    known = {name: seed for name, seed in FOUND.values()}
+    known = dict(FOUND.values())
     seeds = [known[mutant.name]] if mutant.name in known else range(CAUGHT_WITHIN)
     with applied(mutant.name):
         caught = next((r for seed in seeds if not (r := simulate(seed, mutant.profile)).ok), None)

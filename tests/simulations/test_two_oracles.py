@@ -40,6 +40,8 @@ from tests.builders import Driven, publish_command
 from tests.simulations.test_checkers import (
     BAD,
     GOOD_START,
+    TOLD,
+    _told,
     acked,
     faulty_directory,
     given,
@@ -497,6 +499,12 @@ def bad_cases() -> Iterator[Case]:
     ghost = replace(given("a", 2, (3, 3, 1)), subscription="ghost")
     good = [*GOOD_START, sent(1, 10, 10), given("a", 1, (1, 1, 2)), acked("a", 1, 1, 2)]
     yield Case("no-such-subscription", [*good, ghost])
+    for number, (told, found) in enumerate(TOLD):
+        name = f"batch-{number}"
+        lines = [{**line, "channel": name} for line in [_told("opened", 0, 1, []), *told]]
+        records = [*GOOD_START, sent(1, 10), given("a", 1, (1, 1, 1)), acked("a", 1, 1, 1)]
+        what = ", ".join(found)
+        yield Case(name, records, numbered({"p": lines}), True, good=not found, what=what)
     draw = random.Random(20)
     for number in range(JOURNAL_CHANGES):
         base = Story(draw.randrange(STORIES)).play(70) if number % 3 else planted.good()

@@ -1,7 +1,7 @@
 """The deterministic simulator: the real core, host, outbox and session in a world made of one seed.
 
 One thread, a virtual clock, and a network, a disk and processes that fail on purpose. What lives
-where: ``scheduler`` (time, processes, tasks), ``network``, ``disk``, then who plays (``broker``,
+where: ``scheduler`` (time, processes, tasks), ``network``, ``disk``, then who plays (``cast``, ``broker``,
 ``link``, ``publisher``, ``subscriber``), what goes wrong (``profile``, ``faults``), one run of one
 seed (``run``), and what is made of many (``shrink``, ``campaign``, ``ledger``). ``mutants`` breaks
 the product on purpose, to see that all this can fail.

@@ -10,25 +10,25 @@ from random import Random
 from typing import TYPE_CHECKING, Callable
 
 from simulations.world.network import Weather
-from simulations.world.scheduler import MS_US, SECOND_US
+from simulations.world.scheduler import MS_US, SECOND_US, Process
 
 if TYPE_CHECKING:
-    from simulations.world.run import Run
+    from simulations.world.cast import Cast
 
 
-def inject(run: Run, kind: str, salt: int) -> str | None:
+def inject(run: Cast, kind: str, salt: int) -> str | None:
     """Let a fault happen now."""
     return _FAULTS[kind](run, Random(salt))
 
 
-def _broker_crash(run: Run, random: Random) -> str | None:
+def _broker_crash(run: Cast, random: Random) -> str | None:
     if run.broker.dead:
         return None
     lost = run.crash_broker("killed", random.randrange(20 * MS_US, 3 * SECOND_US))
     return f"broker killed, {lost} written records lost"
 
 
-def _broker_crash_in_recovery(run: Run, random: Random) -> str | None:
+def _broker_crash_in_recovery(run: Cast, random: Random) -> str | None:
     if run.broker.dead:
         return None
     run.crash_in_recovery_us = random.randrange(1, 3 * MS_US)
@@ -36,16 +36,16 @@ def _broker_crash_in_recovery(run: Run, random: Random) -> str | None:
     return f"broker killed, {lost} written records lost; to be killed again as it starts"
 
 
-def _broker_hang(run: Run, random: Random) -> str | None:
+def _broker_hang(run: Cast, random: Random) -> str | None:
     return _hang(run, random, run.broker)
 
 
-def _hang(run: Run, random: Random, process: object) -> str | None:
+def _hang(run: Cast, random: Random, process: Process) -> str | None:
     for_us = random.randrange(50 * MS_US, random.choice((500, 5_000, 20_000)) * MS_US)
-    return run.freeze(process, for_us)  # type: ignore[arg-type]
+    return run.freeze(process, for_us)
 
 
-def _subscriber_crash(run: Run, random: Random) -> str | None:
+def _subscriber_crash(run: Cast, random: Random) -> str | None:
     subscriber = run.pick_subscriber(random)
     if subscriber is None:
         return None
@@ -54,12 +54,12 @@ def _subscriber_crash(run: Run, random: Random) -> str | None:
     return f"{subscriber.name} killed"
 
 
-def _subscriber_hang(run: Run, random: Random) -> str | None:
+def _subscriber_hang(run: Cast, random: Random) -> str | None:
     subscriber = run.pick_subscriber(random)
     return None if subscriber is None else _hang(run, random, subscriber)
 
 
-def _subscriber_leaves(run: Run, random: Random) -> str | None:
+def _subscriber_leaves(run: Cast, random: Random) -> str | None:
     subscriber = run.pick_subscriber(random)
     if subscriber is None or subscriber.leaving or subscriber.frozen:
         return None
@@ -68,7 +68,7 @@ def _subscriber_leaves(run: Run, random: Random) -> str | None:
     return f"{subscriber.name} is asked to leave"
 
 
-def _subscriber_twin(run: Run, random: Random) -> str | None:
+def _subscriber_twin(run: Cast, random: Random) -> str | None:
     subscriber = run.pick_subscriber(random)
     if subscriber is None or subscriber.leaving or run.is_guest(subscriber):
         return None
@@ -76,12 +76,12 @@ def _subscriber_twin(run: Run, random: Random) -> str | None:
     return f"a second {subscriber.name} is started while the first one lives"
 
 
-def _subscriber_joins(run: Run, random: Random) -> str | None:
+def _subscriber_joins(run: Cast, random: Random) -> str | None:
     name = run.join(random.choice((1, 5, 100)), random.randrange(SECOND_US, 20 * SECOND_US))
     return f"{name} joins for a while"
 
 
-def _publisher_crash(run: Run, random: Random) -> str | None:
+def _publisher_crash(run: Cast, random: Random) -> str | None:
     publisher = run.pick_publisher(random)
     if publisher is None:
         return None
@@ -90,12 +90,12 @@ def _publisher_crash(run: Run, random: Random) -> str | None:
     return f"{publisher.name} killed"
 
 
-def _publisher_hang(run: Run, random: Random) -> str | None:
+def _publisher_hang(run: Cast, random: Random) -> str | None:
     publisher = run.pick_publisher(random)
     return None if publisher is None else _hang(run, random, publisher)
 
 
-def _publisher_twin(run: Run, random: Random) -> str | None:
+def _publisher_twin(run: Cast, random: Random) -> str | None:
     publisher = run.pick_publisher(random)
     if publisher is None:
         return None
@@ -103,38 +103,38 @@ def _publisher_twin(run: Run, random: Random) -> str | None:
     return f"a second {publisher.name} is started while the first one lives"
 
 
-def _queue_crash(run: Run, random: Random) -> str | None:
+def _queue_crash(run: Cast, random: Random) -> str | None:
     if run.broker.dead or run.broker.frozen:
         return None
     return run.kill_queues(random.randrange(20, 1_500))
 
 
-def _journal_failure(run: Run, random: Random) -> str | None:
+def _journal_failure(run: Cast, random: Random) -> str | None:
     if run.broker.dead:
         return None
     run.disk.fail_next(OSError("fsync failed"))
     return "the next sync of the journal fails"
 
 
-def _journal_slow(run: Run, random: Random) -> str | None:
+def _journal_slow(run: Cast, random: Random) -> str | None:
     usual_us, for_us = run.disk.sync_us_max, random.randrange(SECOND_US, 8 * SECOND_US)
     run.disk.sync_us_max = random.choice((200, 1_500)) * MS_US
     run.later(for_us, lambda: setattr(run.disk, "sync_us_max", usual_us))
     return f"syncs take up to {run.disk.sync_us_max // MS_US} ms for {for_us / SECOND_US:.1f} s"
 
 
-def _journal_trimmed(run: Run, random: Random) -> str | None:
+def _journal_trimmed(run: Cast, random: Random) -> str | None:
     count = run.disk.trim_durable()
     return f"{count} records archived and trimmed" if count else None
 
 
-def _clock_jump(run: Run, random: Random) -> str | None:
+def _clock_jump(run: Cast, random: Random) -> str | None:
     jump_s = random.choice((-3_600, -30, 30, 3_600, 10 * 365 * 86_400))
     run.world.wall_offset_us += jump_s * SECOND_US
     return f"the wall clock jumps by {jump_s} s"
 
 
-def _link_cut(run: Run, random: Random) -> str | None:
+def _link_cut(run: Cast, random: Random) -> str | None:
     names = [*run.subscribers, *run.publishers]
     name = random.choice(names)
     ways = random.choice(
@@ -153,7 +153,7 @@ def _link_cut(run: Run, random: Random) -> str | None:
     return f"nothing gets from {shown} for {for_us / SECOND_US:.1f} s"
 
 
-def _storm(run: Run, random: Random) -> str | None:
+def _storm(run: Cast, random: Random) -> str | None:
     usual, for_us = run.network.weather, random.randrange(SECOND_US, 10 * SECOND_US)
     run.network.weather = Weather(
         random.choice((0.0, 0.1, 0.3)), random.choice((0.0, 0.1, 0.3)),
@@ -167,7 +167,7 @@ def _storm(run: Run, random: Random) -> str | None:
     return f"a storm of {for_us / SECOND_US:.1f} s: {run.network.weather}"
 
 
-def _slow_spell(run: Run, random: Random) -> str | None:
+def _slow_spell(run: Cast, random: Random) -> str | None:
     subscriber = run.pick_subscriber(random)
     if subscriber is None:
         return None
@@ -176,17 +176,17 @@ def _slow_spell(run: Run, random: Random) -> str | None:
     return f"handlers of {subscriber.name} are slow for {for_us / SECOND_US:.1f} s"
 
 
-def _redrive(run: Run, random: Random) -> str | None:
+def _redrive(run: Cast, random: Random) -> str | None:
     drop = random.random() < 0.2
     run.ask_broker("redrive", "default", None, drop)
     return "what is parked is given up" if drop else "what is parked goes again"
 
 
-def _subscription_anew(run: Run, random: Random) -> str | None:
+def _subscription_anew(run: Cast, random: Random) -> str | None:
     return run.make_second_anew(random.randrange(10 * MS_US, 2 * SECOND_US))
 
 
-_FAULTS: dict[str, Callable[[Run, Random], str | None]] = {
+_FAULTS: dict[str, Callable[[Cast, Random], str | None]] = {
     "broker crash": _broker_crash,
     "broker crash in recovery": _broker_crash_in_recovery,
     "broker hang": _broker_hang,

@@ -26,7 +26,7 @@ TRACE_LINES = 60
 SHOWN_MAX = 5
 
 SeedsOption = Annotated[
-    int | None, option("--seeds", min=1, metavar="N", help="How many seeds to run. [default: 100]")
+    int | None, option("--seeds", min=1, metavar="N", help="How many seeds to run; 100 without it.")
 ]
 SeedOption = Annotated[
     int | None,
@@ -48,7 +48,7 @@ HoursOption = Annotated[
 ]
 JobsOption = Annotated[
     int | None,
-    option("--jobs", min=1, metavar="N", help="Processes. [default: one for each core]"),
+    option("--jobs", min=1, metavar="N", help="Processes; without it one for each core."),
 ]
 LedgerOption = Annotated[
     Path | None,
@@ -79,10 +79,12 @@ def run_simulation(
 ) -> None:
     """Run the real core, outbox, session and journal in a world made of a seed, and break it.
 
-    The network delays, drops, repeats and reorders calls; processes crash, hang and come back; the
-    journal fails, is slow and loses what was not synced; the clock jumps. While that goes on
-    nothing may ever be wrong; then the faults stop, and everything must come to an end. The same
-    seed does exactly the same. Exit code 1 if a seed fails: its line shows how to see it again.
+    Calls are delayed, lost, repeated and reordered; processes crash and hang;
+    the journal is slow and fails; the clock jumps. Nothing may ever be wrong;
+    then the faults stop, and everything must come to an end.
+
+    The same seed does exactly the same. Exit code 1 if a seed fails: a line
+    shows how to see it again.
     """
     if mutant == "list":
         for item in MUTANTS.values():

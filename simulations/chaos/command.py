@@ -7,6 +7,7 @@ exit code. The options are read by ``fairlead/chaos.py``.
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import signal
 import tempfile
@@ -61,6 +62,7 @@ class Outcome:
     figures: Figures | None = None
     parked: set[MessageId] = field(default_factory=set)
     audit: Audit | None = None
+    cluster_peak_mb: float = 0.0
 
 
 def main(options: Options) -> int:
@@ -133,6 +135,7 @@ def _perform(script: Script, outcome: Outcome, rate: float) -> None:
     finally:
         with script.screen.part("end"):
             _end(script, cluster, orderly)
+        outcome.cluster_peak_mb = report.peak_mb(resource.RUSAGE_CHILDREN)
 
 
 def _drain(script: Script, cluster: Cluster, outcome: Outcome) -> None:
@@ -201,7 +204,8 @@ def _conclude(script: Script, outcome: Outcome, options: Options, code: int) -> 
     if outcome.director is not None:
         report.show_faults(outcome.director, screen)
     if outcome.figures is not None:
-        report.show_figures(outcome.figures, screen, report.room_taken(script.folder))
+        room = report.room_taken(script.folder, outcome.cluster_peak_mb)
+        report.show_figures(outcome.figures, screen, room)
     show_expectations(script)
     if outcome.audit is not None:
         demo_audit.show(outcome.audit, screen)
@@ -252,7 +256,7 @@ def _write(script: Script, outcome: Outcome, options: Options, code: int) -> Non
         "faults": [] if director is None else [report.to_dict(item) for item in director.done],
         "injected": {} if director is None else dict(director.injected()),
         "figures": None if figures is None else figures.to_dict(),
-        "room_mb": report.room_taken(script.folder),
+        "room_mb": report.room_taken(script.folder, outcome.cluster_peak_mb),
         "expectations": [asdict(item) for item in script.expectations],
         "judge": judged(script), "audit": audit and {"verdict": audit.verdict, **audit.told},
     }  # fmt: skip

@@ -70,17 +70,24 @@ def _figures(found: Figures) -> dict[str, Any]:
     }
 
 
-def room_taken(folder: Path) -> dict[str, float]:
-    """What a run took of the disk and, at most, of memory, in MB (millions of bytes)."""
+def peak_mb(whose: int) -> float:
+    """The most memory of this process (RUSAGE_SELF), or of any child that has ended, in MB.
+
+    A child counts what its parent had when it was forked: ask for the children before the judge,
+    who needs more than all of them, has been at work here.
+    """
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(whose).ru_maxrss * unit / 1e6
+
+
+def room_taken(folder: Path, cluster_peak_mb: float) -> dict[str, float]:
+    """What a run took of the disk and, at most, of memory, in MB (millions of bytes)."""
     return {
         "store on disk": _size(folder.glob(STORE + "*")),
         "histories on disk": _size((folder / CLIENT_HISTORIES).glob("*")),
         "logs on disk": _size(folder.glob("*.log")),
-        "memory of the largest process": peak / 1e6,
-        "memory of this one, with the judge": own / 1e6,
+        "memory of the largest process of the cluster": cluster_peak_mb,
+        "memory of the judge": peak_mb(resource.RUSAGE_SELF),
     }
 
 

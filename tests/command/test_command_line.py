@@ -32,7 +32,7 @@ def test_the_commands_are_these() -> None:
     assert {" ".join(path) for path in COMMANDS if path} == {
         "up", "ns", "pub", "sub", "ls", "list_queues", "info", "subs", "list_consumers", "parked",
         "ping", "check", "audit", "create", "delete", "redrive", "export", "kill-queues",
-        "chaos",
+        "chaos", "simulate",
         "journal", "journal verify",
         "subscription", "subscription create", "subscription delete", "subscription ls",
     }  # fmt: skip

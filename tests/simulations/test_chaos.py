@@ -344,7 +344,7 @@ SABOTAGES = {
         sqlite.encode = falsified
         """,
     ),
-    "messages that are acknowledged and not handled": (
+    "a history that lacks some of what was acknowledged": (
         "anomalies in journal and histories",
         """
         import random

@@ -375,8 +375,12 @@ def _readable(kind: int, body: bytes) -> Any:
 # Delivery in columns.
 
 
-def delivery_columns(send: Send) -> dict[str, Any]:
-    """What Fairlead's own subscriber receives: the runs and the messages as parallel lists."""
+def delivery_columns(send: Send, fence: int = 0, generation: int = 0) -> dict[str, Any]:
+    """What Fairlead's own subscriber receives: the runs and the messages as parallel lists.
+
+    ``fence`` is the newest epoch when it joined, ``generation`` tells a subscription from an
+    earlier one of the same name: the batch may come before the answer to ``subscribe``.
+    """
     record = send.delivered
     columns = columns_of(send.entries)
     publishers, partitions = zip(*record.keys)
@@ -394,6 +398,8 @@ def delivery_columns(send: Send) -> dict[str, Any]:
         "formats": columns.formats,
         "bodies": columns.bodies,
         "extras": columns.extras,
+        "fence": fence,
+        "generation": generation,
     }
 
 

@@ -15,17 +15,20 @@ PAYMENTS = [
 
 
 def bank_of(book: Callable[..., None], fairlead: Any) -> Any:
-    """What ``fairlead.run`` is given: it makes a handler and the check of what it did."""
+    """What ``fairlead.run`` is given: it makes processes, and the check of what they did."""
 
     def make() -> Any:
         bank = open_bank()
 
-        def handle(message: Any) -> None:
-            try:
-                book(bank, message, fairlead.crash_point)
-            except BaseException:
-                bank.rollback()  # as a database does when its client dies
-                raise
+        def start() -> Any:  # a process; here it remembers nothing of its own
+            def handle(message: Any) -> None:
+                try:
+                    book(bank, message, fairlead.crash_point)
+                except BaseException:
+                    bank.rollback()  # as a database does when its client dies
+                    raise
+
+            return handle
 
         def check() -> None:
             balances = dict(bank.execute("select name, balance from account"))
@@ -34,7 +37,7 @@ def bank_of(book: Callable[..., None], fairlead: Any) -> Any:
                 wanted[name] += payment["amount"]
             assert balances == wanted
 
-        return handle, check
+        return start, check
 
     return make
 

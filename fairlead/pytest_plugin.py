@@ -48,9 +48,11 @@ class Fairlead:
         """Run a handler through many seeds, each with its own faults.
 
         Args:
-            make: called for each seed; returns (handler, check) for a fresh world. The handler is
-                called as by a Subscriber, with a message; the check is called when all messages
-                have been handled, and raises if something is wrong.
+            make: called for each seed; returns (start, check) for a fresh world. ``start`` is
+                called when a process starts, and returns its handler, which is called as by a
+                Subscriber, with a message; what it remembers is gone when the process dies.
+                ``check`` is called when all messages have been handled, and raises if something
+                is wrong.
             messages: (partition, body) or (publisher, partition, body), in the order in which they
                 are published. Each is handled at least once, and those of one partition in order.
             seeds: how many; ``first`` is the first of them.

@@ -24,6 +24,7 @@ from simulations.world.shrink import shrink
 
 TRACE_LINES = 60
 SHOWN_MAX = 5
+LEDGER = "simulation-ledger.md"  # of a campaign, in the current directory
 
 SeedsOption = Annotated[
     int | None, option("--seeds", min=1, metavar="N", help="How many seeds to run; 100 without it.")
@@ -52,8 +53,11 @@ JobsOption = Annotated[
 ]
 LedgerOption = Annotated[
     Path | None,
-    option("--ledger", metavar="FILE.md", help="Write the figures of the campaign there."),
-]
+    option(
+        "--ledger", metavar="FILE.md",
+        help=f"Write the figures there. A campaign (--hours) without it writes {LEDGER}.",
+    ),
+]  # fmt: skip
 MutantOption = Annotated[
     str | None,
     option(
@@ -196,12 +200,15 @@ def _many(
     if count is not None:
         wanted = iter(range(first, first + count))
     deadline_s = None if hours is None else hours * 3600
+    if hours is not None and ledger_file is None:
+        ledger_file = Path(LEDGER)
     with _bar(count, deadline_s) as show:
         tally = run_seeds(
             wanted, profile, mutant=mutant, jobs=jobs, deadline_s=deadline_s, progress=show
         )
     if ledger_file is not None:
         ledger.write(ledger_file, tally, profile, first, mutant)
+        note(f"the ledger is in {ledger_file}")
     if as_json:
         show_json(_sums(tally, profile, first))
     else:

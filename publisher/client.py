@@ -27,6 +27,7 @@ from broker.errors import (
     MessageTooLarge,
     OutboxFull,
     PublisherClosed,
+    PublisherFenced,
 )
 from broker.history import HistoryFile
 from broker.remote.lookup import pause_s
@@ -443,7 +444,9 @@ class Publisher:
                 raise
             self._answered(self._calls.popleft(), reply)
         elif isinstance(call, Learn):
-            sequences = pipeline.call("next_sequences", self.publisher, call.partitions)
+            sequences = pipeline.call(
+                "next_sequences", self.publisher, call.partitions, self.epoch, self._link.place()
+            )
             with self._changed:
                 self._outbox.learnt(call.partitions, sequences)
         else:
@@ -479,7 +482,9 @@ class Publisher:
         """The answer to a call was an error. Note it, if it is sure that nothing was accepted."""
         # An error that this version does not know says nothing for sure, nor what may pass.
         final = error.definite and not error.retriable and type(error) is not BrokerError
-        if self._history is not None and final and not isinstance(error, ChannelNotFound):
+        # Whoever is fenced does not know whether a copy of the call was done before that.
+        doubtful = isinstance(error, (ChannelNotFound, PublisherFenced))
+        if self._history is not None and final and not doubtful:
             self._history.refused_whole(call, error.code)
 
     def _refusals(self, call: Call) -> Any:

@@ -23,6 +23,7 @@ Each line has the members ``client``, ``name``, ``session`` (the epoch as text),
 - ``unknown``: ``calls``. They were sent, and have no answer or no confirmation. That is also the
   outcome when the broker could not decide for now (queues down, stopping): the call goes again.
   A call that is unknown and then refused as a whole stays unknown: its first sending may count.
+  So does a call whose publisher is fenced: a copy of it may have been done before that.
 - ``closed``: ``open``, the messages that were taken and are neither answered nor refused. The last
   line of a clean end. If the sender outlives ``close``, it writes the line when it ends; it is
   missing if the process ended first.

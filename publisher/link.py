@@ -78,5 +78,9 @@ class Link:
 
     def arguments(self, call: Call, wait: bool) -> tuple[Any, ...]:
         """What ``publish_runs`` is given for a call, each time it is sent."""
+        return call.arguments(self._publisher, self.epoch, wait, self.place())
+
+    def place(self) -> list[int]:
+        """The place of the next call among all that are sent in this life."""
         self._sent += 1
-        return call.arguments(self._publisher, self.epoch, wait, [self._connections, self._sent])
+        return [self._connections, self._sent]

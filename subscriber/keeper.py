@@ -92,8 +92,9 @@ class Keeper:
         uri = self._address.uri(self._create)
         if self._daemon is None:
             self._open_daemon(uri)
+        session = shared.session
         with shared.changed:
-            before = list(shared.session.held)
+            before, generation = list(session.held), session.generation
         began = time.monotonic()
         proxy = shared.proxy(uri)
         try:
@@ -105,15 +106,21 @@ class Keeper:
             proxy._pyroRelease()
         with shared.changed:
             if not reply["resumed"]:
-                # Only what was held before the call: what came since is of the new session.
-                shared.session.lose(before, reply.get("epoch", 0))
+                # Only what was held before the call: what came since is of the new session. If a
+                # batch has told of a new generation meanwhile, what was held is forgotten already.
+                if session.generation == generation:
+                    session.lose(before, reply.get("epoch", 0))
                 shared.nacks[:] = [nack for nack in shared.nacks if nack[0] not in before]
-            made_anew = shared.origin[2] not in (0, reply["generation"])
+            # An epoch below the fence: the broker has lost what it had told us. Start over as well.
+            epoch = reply.get("epoch", 0)
+            made_anew = session.generation not in (0, reply["generation"]) or epoch < session.fence
             self._note_subscribed(reply, made_anew)
             if made_anew:
-                shared.session.forget()
+                session.forget()
+            session.enter(reply["generation"])
+            # Also when it was resumed: the answer that told of a loss may have been lost itself.
+            session.move_fence(epoch)
             shared.policy = Policy.from_dict(reply["policy"])
-            shared.origin = (shared.channel, shared.subscription, reply["generation"])
             shared.settle_uri = reply["settle"]
             shared.changed.notify_all()
         shared.renew(began)

@@ -76,7 +76,8 @@ class Session:
         self.delays: list[list[int]] = []
         self._lingering: dict[tuple[str, str], Assignment] = {}  # lost while a message was running
         self._closed: OrderedDict[int, None] = OrderedDict()
-        self._fence = 0  # epochs up to here were taken away
+        self.fence = 0  # epochs up to here were taken away
+        self.generation = 0  # of the subscription, once it is known
         # Assignments that were settled, with the last position: a batch that is sent again after
         # its ack, because the answer to it got lost, is recognised by this.
         self._ended: dict[int, int] = {}
@@ -94,8 +95,8 @@ class Session:
         same = publishers if isinstance(publishers, str) else None
         items = _items(batch)
         held, closed = self.held, self._closed
-        # We may have been taken in anew before we were told that we had been given up.
-        self._move_fence(batch.get("fence", 0))
+        if not self._take_note(batch.get("generation", 0), batch.get("fence", 0)):
+            return
         end = 0
         for run, (epoch, partition, first, count) in enumerate(
             zip(batch["epochs"], batch["partitions"], batch["firsts"], batch["counts"])
@@ -104,7 +105,7 @@ class Session:
             end += count
             assignment = held.get(epoch)
             if assignment is None:
-                if epoch <= self._fence or epoch in closed:
+                if epoch <= self.fence or epoch in closed:
                     continue
                 ended = self._ended.get(epoch, 0)
                 if ended >= first + count - 1:
@@ -125,6 +126,27 @@ class Session:
             if not assignment.queued and assignment.cursor < len(assignment.items):
                 assignment.queued = True
                 self.ready.append(assignment)
+
+    def _take_note(self, generation: int, fence: int) -> bool:
+        """What a batch tells about its time; False if it is of another one, and not to be taken.
+
+        We may have been taken in anew before the answer tells that we had been given up, or that
+        the subscription was made anew.
+        """
+        if generation and generation != self.generation:
+            if self.generation and fence <= self.fence:
+                # It is late; or the channel was made anew, epochs and all: then the answer to
+                # ``subscribe`` will tell, and what it carries is sent again.
+                return False
+            self.enter(generation)
+        self.move_fence(fence)
+        return True
+
+    def enter(self, generation: int) -> None:
+        """From now on all is of this generation; what was of another one means nothing any more."""
+        if self.generation not in (0, generation):
+            self.forget()
+        self.generation = generation
 
     def _recognise(self, assignment: Assignment) -> None:
         """Messages that were handled before their ack got lost are done, not handled again."""
@@ -333,13 +355,14 @@ class Session:
         Neither is anything up to ``fence``, the newest epoch there was: it may still be on its way.
         """
         self.not_confirmed()
-        self._move_fence(fence)
+        self.move_fence(fence)
         for epoch in epochs:
             self._lose(epoch)
 
-    def _move_fence(self, fence: int) -> None:
-        if fence > self._fence:
-            self._fence = fence
+    def move_fence(self, fence: int) -> None:
+        """Let go of everything up to ``fence``: it was taken away before we joined."""
+        if fence > self.fence:
+            self.fence = fence
             for epoch in [epoch for epoch in self.held if epoch <= fence]:
                 self._lose(epoch)
 
@@ -349,7 +372,7 @@ class Session:
             assignment.acked = 1 << 62  # so that nothing of it is remembered when it ends
         self.lose(list(self.held))
         self._closed.clear()
-        self._fence = 0
+        self.fence = 0
         self._handled.clear()
         self._ended.clear()
         self._recorded.clear()  # an epoch of before would be taken for another one

@@ -57,7 +57,6 @@ class Shared:
         self.session = Session()
         self.nacks: list[tuple[int, int, str, float | None, bool]] = []
         self.policy = Policy()
-        self.origin = (channel, subscription, 0)
         self.settle_uri: str | None = None
         self.left = False  # for good: nothing is settled any more
         self.lease_until = 0.0

@@ -80,7 +80,9 @@ class Workers:
         The hot loop: every message passes here, so it works on local names and calls little.
         """
         shared = self._shared
-        handler, origin, stopping = shared.handler, shared.origin, shared.stopping
+        handler, stopping = shared.handler, shared.stopping
+        # All that is handled here is of one generation: a new one closes what was held before it.
+        origin = (shared.channel, shared.subscription, shared.session.generation)
         assert handler is not None
         counted, alone = shared.count_max is not None, shared.concurrency == 1
         noting = note = shared.history is not None  # note: the next one has a line of its own

@@ -107,6 +107,7 @@ def decide_subscribe(channel: Channel, command: Subscribe, now_ms: int) -> Decis
     known = subscription.subscribers.get(command.subscriber)
     if known is not None and known.session == command.session:
         reply["resumed"] = True
+        reply["epoch"] = known.joined
         record: Record = Resumed(
             now_ms, subscription.name, command.subscriber, command.session, command.callback
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import OrderedDict
 from typing import Any, Callable, Sequence
 
 from broker.core import commands as c
@@ -21,6 +22,7 @@ from broker.errors import (
     BrokerStopping,
     BrokerUnavailable,
     CallOvertaken,
+    PublisherFenced,
     QueuesDown,
 )
 from broker.journal import Journal
@@ -31,6 +33,7 @@ from broker.server.link import Item, Link, PullLink, PushLink, merge, only_epoch
 
 DISPATCH = c.Dispatch()
 COMMIT_TIMEOUT_S = 20.0
+SUPERSEDED_COUNT_MAX = 10_000
 
 
 class ChannelHost:
@@ -55,7 +58,8 @@ class ChannelHost:
         self._lock = threading.Lock()
         self._links: dict[tuple[str, str], Link] = {}
         self._orders: dict[str, list[int]] = {}  # of the newest call of each publisher
-        self._opened: dict[str, tuple[str, dict[str, Any], int]] = {}  # by whom, and the answer
+        self._opened: dict[str, tuple[str, int]] = {}  # by whom a publisher was opened, its epoch
+        self._superseded: OrderedDict[tuple[str, str], None] = OrderedDict()  # openers before it
         self._asleep = 0  # links whose sender waits for work
         self._restore_at_ms: int | None = None
         self._given_up: list[tuple[Link, c.Leave]] = []
@@ -179,16 +183,33 @@ class ChannelHost:
         """
         publisher = command.publisher
         with self._lock:
-            known = self._opened.get(publisher)
-            current = self._channel.publisher_epochs.get(publisher)
-            if known is not None and instance is not None:
-                opener, reply, sequence = known
-                if opener == instance and reply["epoch"] == current:
-                    return reply, sequence
-            reply, sequence = self._execute(command)
+            opener, epoch = self._opened.get(publisher, ("", 0))
+            current = self._channel.publisher_epochs.get(publisher, 0)
             if instance is not None:
-                self._opened[publisher] = (instance, reply, sequence)
+                if opener == instance and epoch == current:
+                    known = bool(self._channel.backup.publishers.get(publisher))
+                    return {"epoch": epoch, "known": known}, self._sequence
+                if (publisher, instance) in self._superseded:
+                    raise PublisherFenced(
+                        f"an opening of publisher {publisher} on channel {self.name} came after a "
+                        "newer publisher had opened the id; open it under a new instance",
+                        epoch=current,
+                    )
+            reply, sequence = self._execute(command)
+            self._note_opener(publisher, opener, instance, reply["epoch"])
             return reply, sequence
+
+    def _note_opener(
+        self, publisher: str, before: str, instance: str | None, epoch: int
+    ) -> None:
+        if before and before != instance:
+            self._superseded[publisher, before] = None
+            if len(self._superseded) > SUPERSEDED_COUNT_MAX:
+                self._superseded.popitem(last=False)
+        if instance is not None:
+            self._opened[publisher] = (instance, epoch)
+        else:
+            self._opened.pop(publisher, None)
 
     def opened(self, command: c.OpenPublisher, instance: str | None) -> dict[str, Any]:
         """Open a publisher, and return the reply when it is durable."""
@@ -224,10 +245,9 @@ class ChannelHost:
         Not kept over a restart: the connections of before do not outlive it.
         """
         publisher, *place = order
-        newest = self._orders.get(publisher, [0])
-        if place[0] < newest[0]:
-            return  # of an older epoch: that is for good, and the channel says so
-        if place <= newest:
+        if place[0] != self._channel.publisher_epochs.get(publisher):
+            return  # of another epoch: that is for good, and the channel says so
+        if place <= self._orders.get(publisher, []):
             raise CallOvertaken(
                 f"a call of publisher {publisher} to channel {self.name} came after a newer one "
                 "and was not done; send it again over a new connection"
@@ -239,9 +259,19 @@ class ChannelHost:
         self._journal.wait_durable(self.name, sequence, timeout)
         return self._journal.durable(self.name)
 
-    def next_sequences(self, publisher: str, partitions: list[str]) -> list[int]:
-        """The next sequence of each of a publisher's partitions."""
+    def next_sequences(
+        self,
+        publisher: str,
+        partitions: list[str],
+        order: tuple[str, int, int, int] | None = None,
+    ) -> list[int]:
+        """The next sequence of each of a publisher's partitions.
+
+        With ``order`` no older call of the publisher can take one of them afterwards.
+        """
         with self._lock:
+            if order is not None:
+                self._refuse_overtaken(order)
             return self._channel.next_sequences(publisher, partitions)
 
     # Links.
@@ -266,6 +296,7 @@ class ChannelHost:
                 self._close_link(old)
             self._links[link.key] = link
             link.fence = self._channel.joined(*link.key)
+            link.generation = reply["generation"]
             self._resend(link)
             self._dispatch()
         return reply, sequence

@@ -41,6 +41,16 @@ def _seconds(value: Any, what: str, high: float) -> float:
     return float(value)
 
 
+def _order(
+    publisher: str, epoch: int | None, place: Any
+) -> tuple[str, int, int, int] | None:
+    if place is None:
+        return None
+    if len(wire.check_ints(place, "place", 0, EPOCH_MAX)) != 2 or epoch is None:
+        raise BadRequest("place is [connection, number] of a publisher with an epoch")
+    return (publisher, wire.check_int(epoch, "epoch", 0, EPOCH_MAX), place[0], place[1])
+
+
 class SettleObject:
     """Acks, nacks, heartbeats and fetches of one channel."""
 
@@ -205,11 +215,7 @@ class ChannelObject(SettleObject):
             self._host.policy, publisher, epoch, partitions, firsts, counts, timestamps, bodies,
             priorities, formats, extras,
         )  # fmt: skip
-        order = None
-        if place is not None:
-            if len(wire.check_ints(place, "place", 0, EPOCH_MAX)) != 2 or epoch is None:
-                raise BadRequest("place is [connection, number] of a publisher with an epoch")
-            order = (publisher, epoch, place[0], place[1])
+        order = _order(publisher, epoch, place)
         return self._host.publish(lambda channel: command, wait, order)
 
     @remote
@@ -219,13 +225,23 @@ class ChannelObject(SettleObject):
         return self._host.durable(record, _seconds(wait_s, "wait_s", WAIT_S_MAX))
 
     @remote
-    def next_sequences(self, publisher: str, partitions: list[str]) -> list[int]:
-        """The sequence that each partition of a publisher expects next."""
+    def next_sequences(
+        self,
+        publisher: str,
+        partitions: list[str],
+        epoch: int | None = None,
+        place: list[int] | None = None,
+    ) -> list[int]:
+        """The sequence that each partition of a publisher expects next.
+
+        ``epoch`` and ``place`` as in ``publish_runs``: older calls are not done after this one.
+        """
         wire.check_id(publisher, "publisher id")
         if not isinstance(partitions, (list, tuple)):
             raise BadRequest("partitions must be a list of partition ids")
         wire.check_ids(partitions, "partition id")
-        return self._host.next_sequences(publisher, list(partitions))
+        order = _order(publisher, epoch, place)
+        return self._host.next_sequences(publisher, list(partitions), order)
 
     @remote
     def publish(

@@ -59,6 +59,7 @@ class Link:
         self.plain = plain
         self.queue: list[Item] = []  # guarded by the host's lock
         self.fence = 0  # what it held before it joined is up to this epoch
+        self.generation = 0  # of the subscription
         self.sequence = 0  # the journal sequence that must be durable before the queue is sent
         self.asleep = False
         self.closed = False
@@ -167,7 +168,7 @@ class PushLink(Link):
         if not sends:
             return True
         for part in split(merge(sends), self._host.batch_bytes_max):
-            batch: Any = {**delivery_columns(part), "fence": self.fence}
+            batch: Any = delivery_columns(part, self.fence, self.generation)
             if self.plain:
                 batch = plain_messages(part, self._callback.takes_bytes)
             if not self._try("receive", batch)[0]:

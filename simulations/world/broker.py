@@ -130,9 +130,12 @@ class Broker(Process):
         yield self.disk.when_durable(record)
         return self.disk.durable(self.host.name)
 
-    def _next_sequences(self, publisher: str, partitions: list[str]) -> Steps:
+    def _next_sequences(
+        self, publisher: str, partitions: list[str], epoch: int, place: list[int]
+    ) -> Steps:
         yield 0
-        return self.host.next_sequences(publisher, list(partitions))
+        order = (publisher, epoch, place[0], place[1])
+        return self.host.next_sequences(publisher, list(partitions), order)
 
     def _subscribe(
         self, subscriber: str, callback: str, prefetch: int, subscription: str, session: str

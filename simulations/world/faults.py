@@ -117,9 +117,9 @@ def _journal_failure(run: Cast, random: Random) -> str | None:
 
 
 def _journal_slow(run: Cast, random: Random) -> str | None:
-    usual_us, for_us = run.disk.sync_us_max, random.randrange(SECOND_US, 8 * SECOND_US)
+    for_us = random.randrange(SECOND_US, 8 * SECOND_US)
     run.disk.sync_us_max = random.choice((200, 1_500)) * MS_US
-    run.later(for_us, lambda: setattr(run.disk, "sync_us_max", usual_us))
+    run.later(for_us, lambda: setattr(run.disk, "sync_us_max", run.plan.sync_us_max))
     return f"syncs take up to {run.disk.sync_us_max // MS_US} ms for {for_us / SECOND_US:.1f} s"
 
 
@@ -154,14 +154,14 @@ def _link_cut(run: Cast, random: Random) -> str | None:
 
 
 def _storm(run: Cast, random: Random) -> str | None:
-    usual, for_us = run.network.weather, random.randrange(SECOND_US, 10 * SECOND_US)
+    for_us = random.randrange(SECOND_US, 10 * SECOND_US)
     run.network.weather = Weather(
         random.choice((0.0, 0.1, 0.3)), random.choice((0.0, 0.1, 0.3)),
         random.choice((0.1, 0.4)), random.choice((100, 3_000)) * MS_US,
     )  # fmt: skip
 
     def end() -> None:
-        run.network.weather = usual
+        run.network.weather = run.plan.weather
 
     run.later(for_us, end)
     return f"a storm of {for_us / SECOND_US:.1f} s: {run.network.weather}"

@@ -30,12 +30,15 @@ class PlannedHandling:
         self.deaths: dict[tuple[str, bytes], int] = {}  # how often a message killed its process
         #: (subscription, subscriber, epoch) -> the position that is being handled
         self.running: dict[tuple[str, str, int], int] = {}
+        #: Told of each start, before it.
+        self.on_start: Callable[[SimulatedSubscriber, Message], None] = lambda *_: None
         self._random = random
         self._trouble = trouble
         self._kill = kill
 
     def takes_us(self, subscriber: SimulatedSubscriber, message: Message) -> int:
         """How long the handler runs."""
+        self.on_start(subscriber, message)
         self.running[place_of(subscriber, message)] = message.position
         usual_us = self._random.choice((200, 800, 5 * MS_US, 30 * MS_US))
         if self.calm:

@@ -69,7 +69,7 @@ class SimulatedLink(Link):
             return True
         for part in split(merge(sends), self._broker.host.batch_bytes_max):
             done, _ = yield from self._try(
-                "receive", {**delivery_columns(part), "fence": self.fence}
+                "receive", delivery_columns(part, self.fence, self.generation)
             )
             if not done:
                 return False

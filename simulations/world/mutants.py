@@ -1,8 +1,8 @@
 """Plausible bugs that can be switched on one at a time, to see that the simulator finds them.
 
-A mutant replaces a few words in the source of one function of the product, and that function's code
-with the result; ``applied`` puts it back. When the product changes and the words are not there any
-more, a mutant says so instead of doing nothing.
+A mutant replaces a few words in the source of one function, of the product or of a task that stands
+for one of its threads, and that function's code with the result; ``applied`` puts it back. When the
+code changes and the words are not there any more, a mutant says so instead of doing nothing.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ MUTANTS = {
         Mutant(
             "overtaken-calls-done", "a call that got stuck is done after newer ones",
             "broker.server.channel_host:ChannelHost._refuse_overtaken",
-            "if place <= newest:", "if False:", "crowded",
+            "if place <= self._orders.get(publisher, []):", "if False:", "crowded",
         ),
         Mutant(
             "opened-twice", "a repeated opening fences the publisher that it came from",
             "broker.server.channel_host:ChannelHost.open_publisher",
-            'if opener == instance and reply["epoch"] == current:', "if False:", "network",
+            "if opener == instance and epoch == current:", "if False:", "network",
         ),
         Mutant(
             "backoff-outlives-restart", "a back-off that is over counts again when the clock jumps",
@@ -126,6 +126,19 @@ MUTANTS = {
             "broker.core.membership:decide_tick", "if queue.seen_ms < deadline", "if False",
         ),
         Mutant(
+            "heartbeats-do-not-count", "a living subscriber loses its lease",
+            "broker.core.membership:apply_seen", "queue.seen_ms = record.at_ms", "pass", "calm",
+        ),
+        Mutant(
+            "resumed-without-fence", "who missed that it had joined anew starts what it had lost",
+            "broker.core.membership:decide_subscribe", 'reply["epoch"] = known.joined',
+            'reply["epoch"] = 0', "network",
+        ),
+        Mutant(
+            "blocking-publisher-refuses", "a full channel fails messages of a patient publisher",
+            "publisher.outbox:Outbox._split", "if self.refuse_when_full or lasting:", "if True:",
+        ),
+        Mutant(
             "started-work-handed-back", "a recall takes back messages that are being handled",
             "broker.core.settling:decide_hand_back",
             "keep = max(line.settled, min(upto, line.delivered))", "keep = line.settled",
@@ -142,7 +155,7 @@ MUTANTS = {
         ),
         Mutant(
             "no-session-fence", "batches from before the subscriber was given up are handled",
-            "subscriber.session:Session._move_fence", "if fence > self._fence:", "if False:",
+            "subscriber.session:Session.move_fence", "if fence > self.fence:", "if False:",
             "network",
         ),
         Mutant(

@@ -175,7 +175,7 @@ class Pipe:
         self._broken = False
         self._last_us = [0, 0]  # the last arrival there and here
         self._requests: deque[tuple[str, tuple[Any, ...]]] = deque()
-        self._server: Process | None = None
+        self._there: tuple[Process, Serve] | None = None  # who listened when it was opened
         self._busy = False
         self._inbox: deque[tuple[Any, BrokerError | None]] = deque()
         self._waiting: Pending | None = None
@@ -183,6 +183,8 @@ class Pipe:
     def send(self, method: str, *args: Any) -> None:
         """Send a request; its answer comes after those of the requests before it."""
         network = self._network
+        if self._there is None:
+            self._there = network._servers.get(self._address)
         if not network._gets_through(self._caller.name, self._address):
             self._broken = True
         if self._broken:
@@ -190,10 +192,10 @@ class Pipe:
         self._world.at(network._wire, self._in_order(0), self._arrive, method, args)
         if network._happens("repeated", network.weather.repeated):
             delay_us = network._delay_us() + network._random.randrange(50 * MS_US)
-            there = network._servers.get(self._address)
             self._world.at(
-                network._wire, delay_us, network.arrive, None, there, self._address, method, args
-            )
+                network._wire, delay_us, network.arrive, None, self._there, self._address, method,
+                args,
+            )  # fmt: skip
 
     def receive(self) -> Pending:
         """To be yielded: the next answer."""
@@ -217,13 +219,11 @@ class Pipe:
         return due_us - self._world.now_us
 
     def _arrive(self, method: str, args: tuple[Any, ...]) -> None:
-        process, serve = self._network._servers.get(self._address, (self._network._wire, _nobody))
-        if serve is _nobody or process.dead or self._server not in (None, process):
+        process, serve = self._there or (self._network._wire, _nobody)
+        if serve is _nobody or process.dead:
             self._fail(_reset(self._address))
             return
-        if self._server is None:
-            self._server = process
-            process.serving[self] = None
+        process.serving[self] = None
         self._requests.append((method, args))
         if not self._busy:
             self._next(process, serve)

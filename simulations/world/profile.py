@@ -17,6 +17,7 @@ from simulations.world.network import Weather
 from simulations.world.scheduler import MS_US, SECOND_US
 
 CHANNEL = "orders"
+TRIAL = "trial"  # the profile of a user's handler, which is not for choosing
 TROUBLES = ("raises", "raises once", "rejects", "kills", "slow")
 
 #: Kind of fault -> how often it is drawn among those that a seed has.
@@ -101,6 +102,12 @@ PROFILES = {
 }  # fmt: skip
 
 
+TRIAL_KINDS = (
+    "broker crash", "broker hang", "queue crash", "subscriber crash", "subscriber hang",
+    "subscriber leaves", "subscriber joins", "subscriber twin", "link cut", "storm", "slow spell",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """One fault of a plan. Its details are drawn from ``salt`` when it happens."""
@@ -143,6 +150,8 @@ def stream(seed: int, name: str) -> Random:
 
 def find_profile(name: str) -> Profile:
     """The profile of that name, or an error that lists them."""
+    if name == TRIAL:
+        return Profile(TRIAL, "what a user's handler goes through", TRIAL_KINDS, (3, 10))
     if name not in PROFILES:
         raise BadRequest(f"there is no profile {name!r}; there are: {', '.join(PROFILES)}")
     return PROFILES[name]

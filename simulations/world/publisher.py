@@ -10,7 +10,7 @@ from collections import deque
 from random import Random
 from typing import Any, Callable, Iterator
 
-from broker.errors import BrokerError, ChannelNotFound
+from broker.errors import BrokerError, ChannelNotFound, PublisherFenced
 from broker.history import MemoryHistory
 from publisher.batch import Batch, Call, Learn, follow
 from publisher.history import PublisherHistory, publisher_identity
@@ -161,9 +161,7 @@ class SimulatedPublisher(Process):
         pipe = self._connected()
         if isinstance(call, Call):
             self._calls.append(call)
-            self._sent += 1
-            place = [self._connections, self._sent]
-            arguments = call.arguments(self.name, self.epoch, wait, place)
+            arguments = call.arguments(self.name, self.epoch, wait, self._place())
             assert self._history is not None
             self._history.tried(call)
             pipe.send("publish_runs", *arguments)
@@ -175,7 +173,9 @@ class SimulatedPublisher(Process):
                 raise
             yield from self._answered(self._calls.popleft(), reply)
         elif isinstance(call, Learn):
-            sequences = yield from self._ask("next_sequences", self.name, call.partitions)
+            sequences = yield from self._ask(
+                "next_sequences", self.name, call.partitions, self.epoch, self._place()
+            )
             outbox.learnt(call.partitions, sequences)
         else:
             upto = yield from self._ask("wait_durable", record)
@@ -191,7 +191,8 @@ class SimulatedPublisher(Process):
 
     def _note_refused(self, call: Call, error: BrokerError) -> None:
         final = error.definite and not error.retriable and type(error) is not BrokerError
-        if final and self._history is not None and not isinstance(error, ChannelNotFound):
+        doubtful = isinstance(error, (ChannelNotFound, PublisherFenced))
+        if final and self._history is not None and not doubtful:
             self._history.refused_whole(call, error.code)
 
     def _give_up(self, error: BrokerError) -> None:
@@ -200,6 +201,10 @@ class SimulatedPublisher(Process):
             self.outbox.fail(error)
         if self._history is not None:
             self._history.closed()
+
+    def _place(self) -> list[int]:
+        self._sent += 1
+        return [self._connections, self._sent]
 
     # The connection.
 

@@ -14,17 +14,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from broker.core.invariants import InvariantBroken, check
-from broker.core.records import Reassigned, Record, Redriven
+from broker.core.records import (
+    Nacked,
+    Parked,
+    Reassigned,
+    Record,
+    Redriven,
+    StaleAcked,
+    Subscribed,
+    SubscriberLeft,
+)
+from broker.errors import BrokerError
 from broker.journal.recovery import recover
 from simulations.checkers import Judge
 from simulations.world import faults
 from simulations.world.cast import Cast, Wrong
 from simulations.world.handling import PlannedHandling
 from simulations.world.network import Weather
-from simulations.world.profile import CHANNEL, Plan, draw, find_profile
+from simulations.world.profile import CHANNEL, KINDS, Plan, draw, find_profile
 from simulations.world.publisher import SimulatedPublisher
 from simulations.world.scheduler import MS_US, SECOND_US, Process
+from simulations.world.subscriber import SimulatedSubscriber
 from simulations.world.trace import difference, lasting, shown, shown_line
+from subscriber.message import Message
 
 CALM_S_MAX = 180
 EVENTS_MAX = 400_000
@@ -111,7 +123,9 @@ class Run(Cast):
             item[1] for _, _, wanted in plan.messages for item in wanted if item[4]
         }
         self._given_up: set[tuple[str, str]] = set()  # partitions of which parked work was dropped
+        self._joined_us: dict[tuple[str, str], int] = {}  # when a session became a member
         super().__init__(plan, handling)
+        self.handling.on_start = self._check_start
         if trace:
             self.world.trace = self._trace
 
@@ -167,8 +181,8 @@ class Run(Cast):
             if disk.changed:
                 disk.changed = False
                 self._check()
-        if world.events > EVENTS_MAX:
-            raise Wrong("livelock", f"{world.events} events in {until_us / SECOND_US:.0f} s")
+            if world.events > EVENTS_MAX:
+                raise Wrong("livelock", f"{world.events} events in {until_us / SECOND_US:.0f} s")
 
     def _check(self) -> None:
         broker = self.broker
@@ -188,6 +202,11 @@ class Run(Cast):
         for process in self._frozen:
             if process.frozen and not process.dead:
                 self.wake(process)
+        for settings in self.plan.publishers if self.plan.bodies_tell else ():
+            # Whatever has happened, there is one more message to be handled by everybody.
+            name, partition = settings["name"], settings["partitions"][0]
+            body = f"{name}/{partition}/last".encode()
+            self.publish(name, [(partition, body, 0, 0, None, 0)])
 
     def _drain(self) -> None:
         end_us = self.world.now_us + CALM_S_MAX * SECOND_US
@@ -254,8 +273,9 @@ class Run(Cast):
                 "compared too little",
                 f"{self.result.accepted} messages, {dict(self.judge.compared)}",
             )
-        wanted = len(self.plan.faults) // 5
-        if sum(self.result.faults.values()) < wanted:
+        wanted = min(len(self.plan.faults), max(1, len(self.plan.faults) // 6))
+        done = sum(self.result.faults[kind] for kind in KINDS) + trouble.total()
+        if done < wanted:
             raise Wrong("injected too little", f"{dict(self.result.faults)}, wanted {wanted}")
         digest = hashlib.sha256()
         for row in self.disk.rows():
@@ -308,10 +328,33 @@ class Run(Cast):
             self._trace("journal", f"{sequence} {shown(record)}")
         if isinstance(record, Redriven) and record.dropped:
             self._given_up.add((record.key.publisher, record.key.partition))
+        elif isinstance(record, Subscribed):
+            self._joined_us[record.subscription, record.session] = self.world.now_us
         elif isinstance(record, Reassigned) and record.reason != "crash":
             self._check_handed_back(record)
+        if not find_profile(self.plan.profile).kinds:
+            self._check_unprovoked(record)
         for anomaly in self.judge.watch(sequence, record):
             raise Wrong(anomaly.name, f"{anomaly.text} (at record {sequence})")
+
+    def _check_start(self, subscriber: SimulatedSubscriber, message: Message) -> None:
+        """Who has heard from the broker since it joined anew starts nothing of before."""
+        group = self.broker.channel.subscriptions.get(subscriber.subscription)
+        queue = group.subscribers.get(subscriber.name) if group else None
+        joined_us = self._joined_us.get((subscriber.subscription, subscriber.session_id))
+        if queue is None or queue.session != subscriber.session_id or joined_us is None:
+            return
+        if subscriber.heard_us > joined_us and message.epoch <= queue.joined:
+            raise Wrong(
+                "single-owner",
+                f"{subscriber.name} starts {message!r}; it joined anew at epoch {queue.joined}",
+            )
+
+    def _check_unprovoked(self, record: Record) -> None:
+        """Without any fault nobody is given up, and nothing is tried twice."""
+        gone = isinstance(record, SubscriberLeft) and record.reason != "left"
+        if gone or isinstance(record, (Nacked, Parked, StaleAcked)):
+            raise Wrong("unprovoked", shown(record))
 
     def _check_handed_back(self, record: Reassigned) -> None:
         """What a living subscriber gives back it has not started."""
@@ -339,9 +382,20 @@ class Run(Cast):
             self.result.faults[fault.kind] += 1
             self.world.note("fault", f"{fault.number}: {done}")
 
+    def _check_refusal(
+        self, publisher: SimulatedPublisher, body: bytes, error: BrokerError
+    ) -> None:
+        """A message fails only if its publisher asked for that, or was replaced."""
+        full = error.code == "channel-full" and self._settings[publisher.name]["refuse"]
+        fenced = error.code == "publisher-fenced" and self._lives[publisher.name] > 1
+        if not full and not fenced:
+            raise Wrong("refused for nothing", f"{body!r} of {publisher.name}: {error}")
+
     def outcomes_of(self, publisher: SimulatedPublisher) -> None:
         last: dict[str, int] = {}
         for body, outcome in publisher.outcomes():
+            if isinstance(outcome, BrokerError):
+                self._check_refusal(publisher, body, outcome)
             if isinstance(outcome, tuple) and self.plan.bodies_tell:
                 partition = body.decode().split("/")[1]
                 if outcome[0] <= last.get(partition, 0):

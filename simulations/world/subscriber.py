@@ -61,6 +61,7 @@ class SimulatedSubscriber(Process):
         self.session.recording = True
         self.address = f"{name}#{life}"
         self.subscribed = False
+        self.heard_us = 0  # when the last call was sent that the broker has answered as to a member
         self.leaving = False
         self._network = network
         self._random = random
@@ -73,7 +74,6 @@ class SimulatedSubscriber(Process):
         self.history = SubscriberHistory(_telling(history, hear))
         self._nacks: list[tuple[int, int, str, float | None, bool]] = []
         self._policy = Policy()
-        self._origin = (channel, subscription, 0)
         self._lease_until_us = 0
         self._working = 0
         self._settled_all = False
@@ -162,23 +162,26 @@ class SimulatedSubscriber(Process):
 
     def _subscribe(self) -> Steps:
         session = self.session
-        before = list(session.held)
+        before, generation = list(session.held), session.generation
         began_us = self.world.now_us
         reply = yield self._call(
             "subscribe", self.name, self.address, self._prefetch, self.subscription,
             self.session_id,
         )  # fmt: skip
         if not reply["resumed"]:
-            session.lose(before, reply["epoch"])
+            if session.generation == generation:
+                session.lose(before, reply["epoch"])
             self._nacks[:] = [nack for nack in self._nacks if nack[0] not in before]
-        made_anew = self._origin[2] not in (0, reply["generation"])
+        epoch = reply["epoch"]
+        made_anew = session.generation not in (0, reply["generation"]) or epoch < session.fence
         if made_anew and (stretches := session.take_finished()) is not None:
             self.history.finished(stretches)
         self.history.subscribed(reply["resumed"], reply["generation"])
         if made_anew:
             session.forget()
+        session.enter(reply["generation"])
+        session.move_fence(epoch)
         self._policy = Policy.from_dict(reply["policy"])
-        self._origin = (self._channel, self.subscription, reply["generation"])
         self.subscribed = True
         self._renew(began_us)
         self._settle_now.set()
@@ -191,6 +194,7 @@ class SimulatedSubscriber(Process):
         self._renew(began_us)
 
     def _renew(self, began_us: int) -> None:
+        self.heard_us = max(self.heard_us, began_us)
         until_us = began_us + self._policy.lease_ms * MS_US
         if until_us > self._lease_until_us:
             self._lease_until_us = until_us
@@ -288,6 +292,7 @@ class SimulatedSubscriber(Process):
 
     def _handle_all(self, assignment: Assignment) -> Steps:
         items = assignment.items
+        origin = (self._channel, self.subscription, self.session.generation)
         note = True
         total = assignment.seen[1]
         while assignment.cursor < len(items):
@@ -302,7 +307,7 @@ class SimulatedSubscriber(Process):
                 return True
             if note:
                 self._note_started(assignment, item)
-            message = Message(assignment, item, self._origin)
+            message = Message(assignment, item, origin)
             took_us = self._handling.takes_us(self, message)
             yield took_us
             try:

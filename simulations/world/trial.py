@@ -16,31 +16,34 @@ from broker.core.policy import Policy
 from broker.errors import BadRequest
 from broker.wire import check_id, encode_body
 from simulations.world.handling import PlannedHandling, place_of
-from simulations.world.profile import Plan, Profile, draw_faults, draw_weather, stream
+from simulations.world.profile import (
+    TRIAL,
+    Plan,
+    draw_faults,
+    draw_weather,
+    find_profile,
+    stream,
+)
 from simulations.world.run import Result, Run
 from simulations.world.scheduler import MS_US, SECOND_US
 from simulations.world.subscriber import SimulatedSubscriber
 from subscriber.message import Message
 
-PROFILE = Profile(
-    "trial", "what a user's handler goes through",
-    ("broker crash", "broker hang", "queue crash", "subscriber crash", "subscriber hang",
-     "subscriber leaves", "subscriber joins", "subscriber twin", "link cut", "storm",
-     "slow spell"),
-    (3, 10),
-)  # fmt: skip
+PROFILE = find_profile(TRIAL)
 
 #: (partition, body), or (publisher, partition, body)
 Given = Sequence[Any]
 Handler = Callable[[Message], Any]
-Make = Callable[[], "tuple[Handler, Callable[[], Any]]"]
+#: Called when a process starts; what its handler remembers is gone when the process ends.
+Start = Callable[[], Handler]
+Make = Callable[[], "tuple[Start, Callable[[], Any]]"]
 
 FAIL_SHARE = 0.06  # of handlings, for each of the four kinds of failure around the effect
 STORY_LINES = 40
 
 
 class Crashed(BaseException):
-    """The process of the handler ends here. No handler can catch it by accident."""
+    """The process of the handler ends here. Only a bare ``except`` catches it by accident."""
 
 
 class Failed(Exception):
@@ -65,17 +68,20 @@ class Trial:
 class TrialHandling(PlannedHandling):
     """Calls the user's handler, and lets things go wrong around it."""
 
-    handler: Handler
+    start: Start
     seed_random: Random
     story: list[str]
+    handlers: dict[SimulatedSubscriber, Handler]
     error: BaseException | None = None
 
     def handle(self, subscriber: SimulatedSubscriber, message: Message) -> None:
         """Before the effect, inside it, after it: each may be the end."""
         self.running.pop(place_of(subscriber, message), None)
         self._fail("before", subscriber, message)
+        if subscriber not in self.handlers:
+            self.handlers[subscriber] = self.start()
         try:
-            self.handler(message)
+            self.handlers[subscriber](message)
         except Crashed:
             self._tell(subscriber, message, "its process was killed inside the handler")
             self._kill(subscriber, "killed inside its handler")
@@ -120,15 +126,15 @@ class TrialHandling(PlannedHandling):
 
 def run_trial(seed: int, make: Make, messages: Iterable[Given]) -> Trial:
     """One seed: a fresh handler, all messages, and the check at the end."""
-    handler, check = make()
+    start, check = make()
     story: list[str] = []
     random = stream(seed, "trial")
 
     class Ours(TrialHandling):
         pass
 
-    Ours.handler = staticmethod(handler)
-    Ours.seed_random, Ours.story = random, story
+    Ours.start = staticmethod(start)
+    Ours.seed_random, Ours.story, Ours.handlers = random, story, {}
     run = Run(_plan(seed, messages), handling=Ours)
     global _current
     assert isinstance(run.handling, TrialHandling)
@@ -143,7 +149,9 @@ def run_trial(seed: int, make: Make, messages: Iterable[Given]) -> Trial:
     if result.ok:
         try:
             check()
-        except Exception as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # pytest.fail raises no Exception
             complaint = error
     return Trial(seed, result, complaint, story)
 

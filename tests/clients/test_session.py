@@ -265,3 +265,21 @@ def test_the_fence_of_a_subscription_made_anew_starts_over() -> None:
     session.forget()
     session.receive({**batch((1, "d", 1, 1)), "fence": 0})
     assert handle_everything(session) == [b"d:1"]
+
+
+def test_the_first_batch_of_a_subscription_made_anew_is_handled_though_positions_repeat() -> None:
+    """Found by the simulator: position 1 was taken for that of the old subscription, and acked."""
+    session = Session()
+    session.enter(100)
+    session.receive({**batch((4, "a", 1, 3)), "fence": 3, "generation": 100})
+    assert handle_everything(session) == [b"a:1", b"a:2", b"a:3"]
+    session.receive({**batch((6, "a", 1, 1)), "fence": 5, "generation": 200})
+    assert handle_everything(session) == [b"a:1"], "of the new one: another message"
+    assert session.generation == 200
+
+
+def test_a_late_batch_of_a_subscription_that_was_deleted_changes_nothing() -> None:
+    session = Session()
+    session.receive({**batch((6, "a", 1, 2)), "fence": 5, "generation": 200})
+    session.receive({**batch((4, "a", 1, 3)), "fence": 3, "generation": 100})
+    assert session.generation == 200 and list(session.held) == [6]

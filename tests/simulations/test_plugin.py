@@ -44,7 +44,7 @@ def test_each_message_is_handled_once(fairlead):
         def check():
             assert sorted(seen) == list(range(20))
 
-        return lambda message: seen.append(message.body), check
+        return lambda: lambda message: seen.append(message.body), check
 
     fairlead.run(make, [("a" if n % 2 else "b", n) for n in range(20)])
 """
@@ -79,7 +79,7 @@ def test_partitions_are_interleaved_and_each_is_in_order() -> None:
         def check() -> None:
             assert seen == {name: list(range(15)) for name in "abc"}
 
-        return in_order(seen), check
+        return lambda: in_order(seen), check
 
     fixture = Fairlead(None, None)
     fixture.run(make, messages, seeds=40)
@@ -91,7 +91,7 @@ def test_everything_that_is_promised_happens_to_a_handler() -> None:
     for seed in range(40):
         seen: list[int] = []
         trial = run_trial(
-            seed, lambda seen=seen: (lambda m: seen.append(m.body), lambda: None),  # type: ignore
+            seed, lambda seen=seen: (lambda: lambda m: seen.append(m.body), lambda: None),  # type: ignore
             [("a", n) for n in range(20)],
         )  # fmt: skip
         assert trial.ok, trial.result.text
@@ -109,7 +109,7 @@ def test_a_handler_that_never_succeeds_is_told_apart() -> None:
         def handle(message: Any) -> None:
             raise RuntimeError("no database")
 
-        return handle, lambda: None
+        return lambda: handle, lambda: None
 
     with pytest.raises(HandlerFailed, match="never succeeds: RuntimeError"):
         Fairlead(3, None).run(make, [("a", 1)])
@@ -118,3 +118,29 @@ def test_a_handler_that_never_succeeds_is_told_apart() -> None:
 def test_a_message_that_is_none_is_refused() -> None:
     with pytest.raises(Exception, match="is no message"):
         Fairlead(None, None).run(lambda: (print, print), ["ann"])
+
+
+def test_what_a_handler_remembers_dies_with_its_process() -> None:
+    """A set of the messages seen, in memory, is no protection: the classic mistake."""
+
+    def make() -> Any:
+        booked: list[int] = []
+
+        def start() -> Any:
+            seen = set()
+
+            def handle(message: Any) -> None:
+                if message.body not in seen:
+                    seen.add(message.body)
+                    booked.append(message.body)
+
+            return handle
+
+        def check() -> None:
+            if len(booked) != 20:
+                pytest.fail("booked twice")
+
+        return start, check
+
+    with pytest.raises(HandlerFailed, match="with seed .* booked twice"):
+        Fairlead(None, None).run(make, [("a", number) for number in range(20)])

@@ -232,8 +232,10 @@ class Keeper:
     def _heartbeat(self, proxy: Any) -> None:
         shared = self._shared
         began = time.monotonic()
-        invoke(proxy, "heartbeat", shared.subscriber, shared.session_id, shared.subscription)
-        shared.renew(began)
+        reply = invoke(
+            proxy, "heartbeat", shared.subscriber, shared.session_id, shared.subscription
+        )
+        shared.renew(began, reply["fence"])
 
 
 def _may_pass(error: BrokerError) -> bool:

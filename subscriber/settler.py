@@ -117,6 +117,7 @@ class Settler:
             acks = shared.session.take_acks()
             nacks = list(shared.nacks)
         self.note_finished()
+        fence = 0
         if acks is not None:
             reply = invoke(
                 proxy, "settle", shared.subscription, shared.subscriber, shared.session_id, *acks
@@ -124,9 +125,10 @@ class Settler:
             with shared.changed:
                 shared.session.confirmed(reply["stale"])
                 shared.acked = handled
+            fence = reply["fence"]
         for nack in nacks:
             epoch, position, reason, delay_s, final = nack
-            invoke(
+            reply = invoke(
                 proxy, "nack", shared.subscriber, shared.session_id, epoch, position, reason,
                 delay_s, final, shared.subscription,
             )  # fmt: skip
@@ -135,8 +137,9 @@ class Settler:
                 if nack in shared.nacks:
                     shared.nacks.remove(nack)
                 shared.session.nacked(epoch)
+            fence = reply["fence"]
         if acks is not None or nacks:
-            shared.renew(began)
+            shared.renew(began, fence)
 
     def note_finished(self) -> None:
         """Write what was handled into the history, before any ack of it is sent."""

@@ -95,9 +95,13 @@ class Shared:
         self.error = error
         self.stop()
 
-    def renew(self, began: float) -> None:
-        """The lease runs from when the call that renewed it was sent."""
+    def renew(self, began: float, fence: int = 0) -> None:
+        """The lease runs from when the call that renewed it was sent.
+
+        It is the lease of whoever joined at ``fence``; what was held before that has lost its own.
+        """
         with self.changed:
+            self.session.move_fence(fence)
             until = began + self.policy.lease_ms / 1000
             if until > self.lease_until:
                 self.lease_until = until

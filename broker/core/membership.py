@@ -201,14 +201,20 @@ def apply_subscriber_left(channel: Channel, record: SubscriberLeft) -> None:
 
 
 def decide_heartbeat(channel: Channel, command: Heartbeat, now_ms: int) -> Decision:
-    """Renew the lease. Whom a restarted broker cannot reach any more has to subscribe again."""
+    """Renew the lease. Whom a restarted broker cannot reach any more has to subscribe again.
+
+    This answer, like those to acks and nacks, says when its subscriber joined (``fence``): who has
+    missed that it was given up and joined anew must not go on, with its lease renewed, with what it
+    has lost.
+    """
     subscription, queue = channel.member(command)
     if queue.away:
         raise NotSubscribed(
             f"subscriber {queue.subscriber} of channel {channel.name} has to subscribe again: the "
             "broker was restarted and cannot reach it; with the same session it keeps its work"
         )
-    return Decision([Seen(now_ms, subscription.name, queue.subscriber)])
+    record = Seen(now_ms, subscription.name, queue.subscriber)
+    return Decision([record], {"fence": queue.joined})
 
 
 def apply_seen(channel: Channel, record: Seen) -> None:

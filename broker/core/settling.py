@@ -70,7 +70,8 @@ def decide_ack(channel: Channel, command: Ack, now_ms: int) -> Decision:
                 now_ms, subscription.name, queue.subscriber, list(stale), list(stale.values())
             )
         )
-    return Decision(records, {"acked": sum(counts), "stale": list(stale)})
+    reply = {"acked": sum(counts), "stale": list(stale), "fence": queue.joined}
+    return Decision(records, reply)
 
 
 def _one_per_epoch(epochs: list[int], uptos: list[int]) -> Iterable[tuple[int, int]]:
@@ -213,7 +214,7 @@ def decide_nack(channel: Channel, command: Nack, now_ms: int) -> Decision:
         record = StaleAcked(
             now_ms, subscription.name, queue.subscriber, [command.epoch], [position]
         )
-        return Decision([record], {"stale": [command.epoch]})
+        return Decision([record], {"stale": [command.epoch], "fence": queue.joined})
     records: list[Record] = []
     attempt = line.attempt
     before = position - line.settled - 1
@@ -238,7 +239,8 @@ def decide_nack(channel: Channel, command: Nack, now_ms: int) -> Decision:
         records.append(
             park(channel, subscription, line.key, position, attempt, command.reason, now_ms)
         )
-    return Decision(records, {"stale": [], "attempt": attempt, "parked": parked})
+    reply = {"stale": [], "attempt": attempt, "parked": parked, "fence": queue.joined}
+    return Decision(records, reply)
 
 
 def park(

@@ -135,6 +135,10 @@ MUTANTS = {
             'reply["epoch"] = 0', "network",
         ),
         Mutant(
+            "renewed-without-fence", "who missed that it had joined anew goes on when it may ack",
+            "broker.core.settling:decide_ack", '"fence": queue.joined', '"fence": 0',
+        ),
+        Mutant(
             "blocking-publisher-refuses", "a full channel fails messages of a patient publisher",
             "publisher.outbox:Outbox._split", "if self.refuse_when_full or lasting:", "if True:",
         ),

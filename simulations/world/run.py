@@ -15,6 +15,7 @@ from typing import Any
 
 from broker.core.invariants import InvariantBroken, check
 from broker.core.records import (
+    Delivered,
     Nacked,
     Parked,
     Reassigned,
@@ -123,7 +124,9 @@ class Run(Cast):
             item[1] for _, _, wanted in plan.messages for item in wanted if item[4]
         }
         self._given_up: set[tuple[str, str]] = set()  # partitions of which parked work was dropped
-        self._joined_us: dict[tuple[str, str], int] = {}  # when a session became a member
+        #: When a session became a member for the last time, and the newest epoch of that moment.
+        self._joined: dict[tuple[str, str], tuple[int, int]] = {}
+        self._epoch = 0  # the newest one that is durable
         super().__init__(plan, handling)
         self.handling.on_start = self._check_start
         if trace:
@@ -329,7 +332,10 @@ class Run(Cast):
         if isinstance(record, Redriven) and record.dropped:
             self._given_up.add((record.key.publisher, record.key.partition))
         elif isinstance(record, Subscribed):
-            self._joined_us[record.subscription, record.session] = self.world.now_us
+            moment = (self.world.now_us, self._epoch)
+            self._joined[record.subscription, record.session] = moment
+        elif isinstance(record, Delivered):
+            self._epoch = max(self._epoch, *record.epochs)
         elif isinstance(record, Reassigned) and record.reason != "crash":
             self._check_handed_back(record)
         if not find_profile(self.plan.profile).kinds:
@@ -339,15 +345,12 @@ class Run(Cast):
 
     def _check_start(self, subscriber: SimulatedSubscriber, message: Message) -> None:
         """Who has heard from the broker since it joined anew starts nothing of before."""
-        group = self.broker.channel.subscriptions.get(subscriber.subscription)
-        queue = group.subscribers.get(subscriber.name) if group else None
-        joined_us = self._joined_us.get((subscriber.subscription, subscriber.session_id))
-        if queue is None or queue.session != subscriber.session_id or joined_us is None:
-            return
-        if subscriber.heard_us > joined_us and message.epoch <= queue.joined:
+        place = (subscriber.subscription, subscriber.session_id)
+        joined_us, epoch = self._joined.get(place, (0, 0))
+        if subscriber.heard_us > joined_us and message.epoch <= epoch:
             raise Wrong(
                 "single-owner",
-                f"{subscriber.name} starts {message!r}; it joined anew at epoch {queue.joined}",
+                f"{subscriber.name} starts {message!r}; it joined anew at epoch {epoch}",
             )
 
     def _check_unprovoked(self, record: Record) -> None:

@@ -190,10 +190,11 @@ class SimulatedSubscriber(Process):
 
     def _heartbeat(self) -> Steps:
         began_us = self.world.now_us
-        yield self._call("heartbeat", self.name, self.session_id, self.subscription)
-        self._renew(began_us)
+        reply = yield self._call("heartbeat", self.name, self.session_id, self.subscription)
+        self._renew(began_us, reply["fence"])
 
-    def _renew(self, began_us: int) -> None:
+    def _renew(self, began_us: int, fence: int = 0) -> None:
+        self.session.move_fence(fence)
         self.heard_us = max(self.heard_us, began_us)
         until_us = began_us + self._policy.lease_ms * MS_US
         if until_us > self._lease_until_us:
@@ -237,22 +238,25 @@ class SimulatedSubscriber(Process):
         acks = session.take_acks()
         nacks = list(self._nacks)
         self._note_finished()
+        fence = 0
         if acks is not None:
             reply = yield self._call(
                 "settle", self.subscription, self.name, self.session_id, *acks
             )
             session.confirmed(reply["stale"])
+            fence = reply["fence"]
         for nack in nacks:
             epoch, position, reason, delay_s, final = nack
-            yield self._call(
+            reply = yield self._call(
                 "nack", self.name, self.session_id, epoch, position, reason, delay_s, final,
                 self.subscription,
             )  # fmt: skip
             if nack in self._nacks:
                 self._nacks.remove(nack)
             session.nacked(epoch)
+            fence = reply["fence"]
         if acks is not None or nacks:
-            self._renew(began_us)
+            self._renew(began_us, fence)
             self._changed.set()
 
     def _note_finished(self) -> None:

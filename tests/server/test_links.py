@@ -23,6 +23,7 @@ from publisher import Publisher
 from subscriber import Message, Subscriber
 from subscriber.keeper import Keeper
 from subscriber.session import Session
+from subscriber.settler import Settler
 from subscriber.shared import Shared
 from tests.builders import publish_command
 from tests.conftest import Serve
@@ -416,7 +417,31 @@ def test_who_missed_that_it_had_joined_anew_lets_go_of_what_it_had_lost(
     shared.session.receive(delivered(3))
     answering(monkeypatch, {"resumed": True, "epoch": 4})
     keeper._subscribe()
-    assert not shared.session.held and not shared.session.ready
+    assert not shared.session.held and not shared.session.take(1)
+
+
+@pytest.mark.parametrize("method", ["heartbeat", "settle", "nack"])
+def test_an_answer_that_renews_the_lease_tells_who_missed_that_it_joined_anew(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """Else it would go on with what it has lost, its lease being good again."""
+    keeper, shared = keeper_and_shared()
+    shared.session.receive(delivered(3))
+    shared.session.receive(delivered(5))
+    reply = {"acked": 0, "stale": [], "fence": 4}
+    monkeypatch.setattr("subscriber.keeper.invoke", lambda *_: reply)
+    monkeypatch.setattr("subscriber.settler.invoke", lambda *_: reply)
+    if method == "heartbeat":
+        keeper._heartbeat(None)
+    else:
+        (taken,) = shared.session.take(1)
+        if method == "settle":
+            taken.done = 1
+        else:
+            shared.nacks.append((3, 1, "no", None, False))
+        Settler(shared)._settle_once(None)
+    assert list(shared.session.held) == [5]
+    assert shared.lease_until > 0
 
 
 def test_a_broker_that_has_lost_what_it_had_told_is_started_over_with(

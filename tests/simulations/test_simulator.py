@@ -33,6 +33,7 @@ FOUND = {
     "a_refused_call_that_was_done_later": ("overtaken-calls-done", 1),
     "a_repeated_opening_that_fenced_its_publisher": ("opened-twice", 56),
     "a_nack_that_was_dropped_with_those_of_an_older_membership": ("new-nacks-forgotten", 1227),
+    "a_lease_renewed_for_what_was_lost": ("renewed-without-fence", 20806),
     "a_back_off_that_lasted_an_hour_after_the_clock_jumped": ("backoff-outlives-restart", 999),
 }
 

@@ -10,6 +10,7 @@ elsewhere a limit to the size of the broker's files takes its place.
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -27,6 +28,7 @@ from simulations.stage.writers import Writers
 WRITERS = 3
 BODY_BYTES = 20_000
 DISK_BYTES, FREE_BYTES = 24 << 20, 4 << 20
+PAGE_BYTES = 4096
 NAMESPACE = "SIMULATIONS_NAMESPACE"
 
 
@@ -88,8 +90,10 @@ def story(script: Script) -> None:
     script.expect("out of order or overlapping", 0, count_disorder(runs))
 
 
-def _start_on_full_disk(script: Script, broker: Broker, disk: Disk) -> None:
+def _start_on_full_disk(script: Script, broker: Broker, disk: SmallDisk) -> None:
     """Try to start it while there is no room."""
+    # What the broker let go of when it ended, its write-ahead log say, somebody else takes.
+    disk.fill()
     broker.launch()
     code = broker.wait_end()
     reason = _reason(broker, disk)
@@ -121,6 +125,16 @@ class SmallDisk:
         free = os.statvfs(self.folder)
         taken = free.f_bavail * free.f_frsize - FREE_BYTES
         self._other.write_bytes(bytes(taken))
+
+    def fill(self) -> None:
+        """Take all that is left, to the last page."""
+        try:
+            with self._other.open("ab", buffering=0) as other:
+                for _ in range(DISK_BYTES // PAGE_BYTES):
+                    other.write(bytes(PAGE_BYTES))
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
 
     def free(self) -> None:
         """Remove the other file."""

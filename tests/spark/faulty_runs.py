@@ -92,7 +92,7 @@ class Plan:
         return Policy(
             lease_ms=self.lease_ms, send_backoff_ms=30, send_timeout_ms=2_000, backoff_ms=10,
             delay_ms=20, long_delay_ms=60, long_delays_max=2, recall_after_ms=50,
-            poison=self.poison, ageing_ms=100,
+            poison=self.poison, ageing_ms=100, pending_bytes_max=200_000,
         )  # fmt: skip
 
 
@@ -527,6 +527,14 @@ def publisher_fenced(run: Run) -> None:
     run.burst()
 
 
+def refused_for_good(run: Run) -> None:
+    """A message for which the channel will never have room; the next one gets its sequence."""
+    partition = f"k{run.random.randrange(run.plan.partitions)}"
+    refused = run.publisher.publish(bytes(300_000), partition).error(DEADLINE_S)
+    assert refused is not None and refused.code == "channel-full", refused
+    run.burst(5, partition)
+
+
 def resent(run: Run) -> None:
     """What was accepted is sent again under the same sequences."""
     partition = f"again-{run.number()}"
@@ -601,7 +609,7 @@ ACTS: dict[str, Callable[[Run], None]] = {
     "stale ack": stale_ack, "leave and join": leave_and_join,
     "session replaced": session_replaced, "queues crash": queues_crash,
     "publisher reopened": publisher_reopened, "publisher fenced": publisher_fenced,
-    "resent": resent, "known ids": known_ids, "late messages": late_messages,
+    "refused for good": refused_for_good, "resent": resent, "known ids": known_ids, "late messages": late_messages,
     "urgent messages": urgent_messages, "second subscription": second_subscription,
     "subscription made anew": subscription_made_anew,
 }  # fmt: skip

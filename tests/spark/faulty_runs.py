@@ -609,7 +609,8 @@ ACTS: dict[str, Callable[[Run], None]] = {
     "stale ack": stale_ack, "leave and join": leave_and_join,
     "session replaced": session_replaced, "queues crash": queues_crash,
     "publisher reopened": publisher_reopened, "publisher fenced": publisher_fenced,
-    "refused for good": refused_for_good, "resent": resent, "known ids": known_ids, "late messages": late_messages,
+    "refused for good": refused_for_good, "resent": resent, "known ids": known_ids,
+    "late messages": late_messages,
     "urgent messages": urgent_messages, "second subscription": second_subscription,
     "subscription made anew": subscription_made_anew,
 }  # fmt: skip

@@ -101,6 +101,55 @@ class PublisherFenced(BrokerError):
     code = "publisher-fenced"
 
 
+class TopicNotFound(BrokerError):
+    """No topic of that name is known to this broker or name server."""
+
+    code = "topic-not-found"
+
+
+class TopicFull(BrokerError):
+    """A topic holds as much for its slowest subscriber as its limits allow."""
+
+    code = "topic-full"
+    retriable = True
+
+
+class RequestOvertaken(BrokerError):
+    """A client's request about its subscription came after a newer one of the same client."""
+
+    code = "request-overtaken"
+
+
+class NumberReused(BrokerError):
+    """A put carries a number that is taken, and is no repetition of the put that took it."""
+
+    code = "number-reused"
+
+
+class PutsLost(BrokerError):
+    """A broker has lost puts that it had answered, and the client does not have them any more."""
+
+    code = "puts-lost"
+
+
+class StateBehind(BrokerError):
+    """A client asks for messages that it has confirmed before: its state was put back."""
+
+    code = "state-behind"
+
+
+class BeyondEnd(BrokerError):
+    """A client claims to have messages that its topic does not have."""
+
+    code = "beyond-end"
+
+
+class ClientElsewhere(BrokerError):
+    """A client id belongs to another state directory."""
+
+    code = "client-elsewhere"
+
+
 class SubscriptionNotFound(BrokerError):
     """No subscription of that name exists on the channel."""
 

@@ -18,6 +18,7 @@ import re
 from itertools import chain
 from operator import add
 from typing import Any, Sequence
+from zlib import crc32
 
 from broker.core.commands import Publish, Send
 from broker.core.message import (
@@ -35,7 +36,7 @@ from broker.errors import BadRequest, MessageTooLarge
 
 ID_LENGTH_MAX = 200
 TIMESTAMP_MAX = 1 << 62
-_CHANNEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _ints = frozenset({int})
 _strs = frozenset({str})
 _bytes = frozenset({bytes})
@@ -76,10 +77,15 @@ def safe_text(value: Any, length_max: int) -> str:
 
 
 def check_channel_name(value: Any) -> str:
-    """A channel name: it becomes part of a name server entry, a file row and a command line."""
-    if type(value) is not str or not _CHANNEL_NAME.fullmatch(value):
+    """A channel name; see :func:`check_name`."""
+    return check_name(value, "channel name")
+
+
+def check_name(value: Any, what: str) -> str:
+    """A name: it becomes part of a name server entry, a file row and a command line."""
+    if type(value) is not str or not _NAME.fullmatch(value):
         raise BadRequest(
-            f"channel name {value!r:.120} is refused: use 1 to 100 of the characters A-Z a-z 0-9 "
+            f"{what} {value!r:.120} is refused: use 1 to 100 of the characters A-Z a-z 0-9 "
             ". _ - and start with a letter or a digit"
         )
     return value
@@ -266,6 +272,15 @@ def to_timestamp(value: Any) -> int:
     return result
 
 
+def call_checksum(formats: Any, bodies: Any) -> int:
+    """By which the repetition of a put is told from another one under its number."""
+    head = repr((formats, [len(body) for body in bodies])).encode()
+    check = crc32(head)
+    for body in bodies:
+        check = crc32(body, check)
+    return check
+
+
 # The plain form.
 
 
@@ -337,10 +352,15 @@ def plain_messages(send: Send, takes_bytes: bool = True) -> list[dict[str, Any]]
             messages.append(plain_message(key, position, epoch, attempt, entry))
             attempt = 1
     if not takes_bytes:
-        for message in messages:
-            if type(message["body"]) is bytes:
-                message["body"] = to_serpent(message["body"])
+        without_bytes(messages)
     return messages
+
+
+def without_bytes(messages: list[dict[str, Any]]) -> None:
+    """Make the bodies fit for a serializer that cannot carry bytes."""
+    for message in messages:
+        if type(message["body"]) is bytes:
+            message["body"] = to_serpent(message["body"])
 
 
 def plain_message(
@@ -360,11 +380,11 @@ def plain_message(
         "priority": priority,
         "id": extras.get("id"),
         "headers": extras.get("headers") or {},
-        "body": _readable(kind, body),
+        "body": readable(kind, body),
     }
 
 
-def _readable(kind: int, body: bytes) -> Any:
+def readable(kind: int, body: bytes) -> Any:
     """The body's value; its bytes if they are not what its format says. Nobody checked them."""
     try:
         return decode_body(kind, body)

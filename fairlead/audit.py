@@ -41,17 +41,23 @@ HistoriesOption = Annotated[
     Path | None,
     option(
         "--histories", metavar="DIR", show_default=False,
-        help="The folder with the histories of publishers and subscribers: the journal is then "
-        "checked against what they saw.",
+        help="The folder with the histories of publishers, subscribers and clients of topics: the "
+        "journal is then checked against what they saw.",
     ),
 ]  # fmt: skip
 ChannelOption = Annotated[
-    str | None, option("--channel", metavar="NAME", help="Only this channel.", show_default=False)
-]
+    str | None,
+    option(
+        "--channel", metavar="NAME", show_default=False,
+        help="Only this channel; of a topic, topic: and its name.",
+    ),
+]  # fmt: skip
 DrainedOption = Annotated[
     bool,
     option(
-        "--drained", help="The run is over: what is neither settled nor parked by now is unseen."
+        "--drained",
+        help="The run is over: what is neither settled nor parked by now is unseen, and every "
+        "subscription to a topic must have confirmed all.",
     ),
 ]
 ReportOption = Annotated[
@@ -87,8 +93,8 @@ def audit(
     """Replay a journal with Spark and prove that order and delivery held.
 
     The exit code is the verdict: 0 valid, 1 invalid, 2 unknown. Unknown is also what could not be
-    read, and a journal in which nothing was delivered. A journal that is still being written is
-    judged up to where it ended when the audit looked.
+    read, and a channel or topic of which nothing was delivered or confirmed. A journal that is
+    still being written is judged up to where it ended when the audit looked.
     """
     try:
         verdict = _judge(store, archive, histories, channel, drained, report, master, memory)
@@ -179,7 +185,7 @@ def _with_spark(
             verdict = outcome.verdict.to_dict()
             if report is not None:
                 steps.begin("drawing the report")
-                _write_report(report, verdict, outcome.records)
+                _write_report(report, verdict, outcome.drawn)
             outcome.release()
         except (PySparkException, Py4JError) as error:
             raise _problem(error) from error
@@ -250,9 +256,10 @@ def _show(verdict: dict[str, Any]) -> None:
 def _histories(heard: dict[str, int]) -> str:
     if not heard["lines"]:
         return "; no histories"
+    topics = f", {heard['topic_clients']} clients of topics" if heard["topic_clients"] else ""
     return (
-        f"; histories of {heard['publishers']} publishers and {heard['subscribers']} subscribers, "
-        f"{heard['lines']:,} lines"
+        f"; histories of {heard['publishers']} publishers and {heard['subscribers']} subscribers"
+        f"{topics}, {heard['lines']:,} lines"
     )
 
 

@@ -16,7 +16,20 @@ from typer.main import get_command
 
 from broker import __version__
 from broker.errors import BrokerError
-from fairlead import audit, chaos, export, health, look, manage, pub, simulate, store, sub, up
+from fairlead import (
+    audit,
+    chaos,
+    export,
+    health,
+    look,
+    manage,
+    pub,
+    simulate,
+    store,
+    sub,
+    topic,
+    up,
+)
 from fairlead.output import complain, line
 from fairlead.problems import EXIT_FAILED, EXIT_SIGNAL, EXIT_USAGE, Problem
 
@@ -28,6 +41,9 @@ NEXT_STEPS = {
     "fault-injection-disabled": "start it with 'fairlead up --fault-injection'",
     "subscription-not-found": "'fairlead subscription ls CHANNEL' shows those there are",
     "publisher-fenced": "give each of them its own --publisher",
+    "client-elsewhere": "--take-over does that",
+    "state-behind": "--take-over does that",
+    "puts-lost": "'fairlead topic put --forget-lost' goes on without them",
 }
 
 EXAMPLES = """
@@ -45,11 +61,15 @@ EXAMPLES = """
 
   fairlead subs orders                    who holds which partition, the lag
 
+  fairlead topic subscribe news           from now on, every message once
+
+  fairlead topic get news --all | less    what is not read comes again
+
 Every option is also read from a variable: --name-server from FAIRLEAD_NAME_SERVER.
 
 Commands that read take --json. Answers go to stdout, all else to stderr.
 
-Exit codes: 0 done, 1 not done, 2 wrong usage.
+Exit codes: 0 done, 1 not done, 2 wrong usage, 3 nothing there (topic get).
 """
 
 app = typer.Typer(
@@ -60,6 +80,7 @@ app = typer.Typer(
     epilog=EXAMPLES,
 )
 subscription_app = typer.Typer(help="Make, delete and list durable groups of subscribers.")
+topic_app = typer.Typer(help="Durable topics: every client gets every message once.")
 journal_app = typer.Typer(help="Look into a store that no broker has open.")
 
 
@@ -117,9 +138,16 @@ _add("Faults", "chaos", chaos.chaos)
 subscription_app.command("create")(manage.subscription_create)
 subscription_app.command("delete")(manage.subscription_delete)
 subscription_app.command("ls")(look.subscription_ls)
+topic_app.command("subscribe")(topic.subscribe)
+topic_app.command("unsubscribe")(topic.unsubscribe)
+topic_app.command("put")(topic.put)
+topic_app.command("get")(topic.get)
+topic_app.command("ls")(topic.ls)
+topic_app.command("info")(topic.info)
 journal_app.command("verify")(store.verify)
 # A group with one command stays a group, so that others can join it later.
 journal_app.callback()(lambda: None)
+app.add_typer(topic_app, name="topic", rich_help_panel="Messages")
 app.add_typer(subscription_app, name="subscription", rich_help_panel="Manage")
 app.add_typer(journal_app, name="journal", rich_help_panel="Look")
 

@@ -18,8 +18,9 @@ from fairlead.problems import EXIT_FAILED, UsageProblem
 from simulations.world import ledger
 from simulations.world.campaign import Tally, run_seeds
 from simulations.world.mutants import MUTANTS, applied
-from simulations.world.profile import PROFILES, draw, find_profile
-from simulations.world.run import Result, simulate
+from simulations.world.profile import PROFILES
+from simulations.world.run import Result
+from simulations.world.seeds import plan_of, simulate
 from simulations.world.shrink import shrink
 
 TRACE_LINES = 60
@@ -124,13 +125,11 @@ def _numbers(only: str | None) -> set[int] | None:
 def _one(
     seed: int, profile: str, only: set[int] | None, mutant: str | None, trace: bool, as_json: bool
 ) -> None:
-    plan = draw(seed, find_profile(profile))
+    plan = plan_of(seed, profile)
     if not as_json:
-        messages = sum(len(wanted) for _, _, wanted in plan.messages)
         note(
-            f"seed {seed}, profile {profile}: {len(plan.publishers)} publishers, "
-            f"{len(plan.subscribers)} subscribers, {messages} messages, "
-            f"{plan.duration_us / 1e6:.0f} s with {len(plan.faults)} faults, {plan.weather}"
+            f"seed {seed}, profile {profile}: {plan.summary}, {plan.duration_us / 1e6:.0f} s "
+            f"with {len(plan.faults)} faults, {plan.weather}"
         )
         for fault in plan.faults:
             if only is None or fault.number in only:

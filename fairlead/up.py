@@ -25,9 +25,10 @@ from rich.table import Table
 from rich.text import Text
 
 from broker.core.policy import Policy
-from broker.errors import BrokerError
+from broker.errors import BadRequest, BrokerError
 from broker.remote.name_server import NameServer
 from broker.server.service import BROKER_NAME, Service, Settings
+from broker.wire import check_name
 from fairlead.connection import Connection
 from fairlead.options import (
     DEFAULT_NAME_SERVER,
@@ -44,6 +45,8 @@ from fairlead.output import note, stdout_console
 from fairlead.problems import Problem, UsageProblem
 
 NAME_SERVER_PORT = 9090
+TOPIC_MEMORY_S = 7 * 86_400.0
+TOPIC_MEMORY_S_MAX = 100 * 365 * 86_400.0
 
 
 class Durability(str, Enum):
@@ -120,6 +123,32 @@ def up(
         ),
     ] = None,
     policy: PolicyOption = None,
+    topic: Annotated[
+        list[str] | None,
+        option(
+            "--topic",
+            metavar="NAME",
+            help="A topic to make if it is not there; may be repeated. The first subscribe or put "
+            "makes one, too.",
+        ),
+    ] = None,
+    keep_topics: Annotated[
+        bool,
+        option(
+            "--keep-topics",
+            help="Keep in the store what all subscribers of a topic have, for an audit.",
+        ),
+    ] = False,
+    topic_memory: Annotated[
+        float,
+        option(
+            "--topic-memory",
+            min=0.0,
+            max=TOPIC_MEMORY_S_MAX,
+            metavar="SECONDS",
+            help="How long a topic is remembered that nobody is subscribed to and nobody uses.",
+        ),
+    ] = TOPIC_MEMORY_S,
     clients_max: Annotated[
         int,
         option(
@@ -158,6 +187,9 @@ def up(
         fault_injection=fault_injection,
         channels=[checked_name(name) for name in channel or ()],
         policy=checked_policy(policy) or Policy(),
+        topics=[_checked_topic(name) for name in topic or ()],
+        keep_topics=keep_topics,
+        remember_s=topic_memory,
     )
     _refuse_missing_directory(store)
     start_logging(log_level)
@@ -286,6 +318,13 @@ def _start(service: Service) -> None:
 # What is refused before anything is opened.
 
 
+def _checked_topic(name: str) -> str:
+    try:
+        return check_name(name, "topic name")
+    except BadRequest as error:
+        raise UsageProblem(str(error), "choose another name") from None
+
+
 def _refuse_exposure(name: str, host: str, allowed: bool) -> None:
     if host in ("", "0.0.0.0", "::"):
         raise UsageProblem(
@@ -336,7 +375,6 @@ def _refuse_second_broker(host: str, port: int) -> None:
 
 def _show_broker(described: dict[str, Any], owned: bool) -> None:
     channels = described["channels"]
-    shown = ", ".join(channels[:8]) + (f" and {len(channels) - 8} more" if channels[8:] else "")
     name_server = described["name_server"]
     elsewhere = "" if name_server == DEFAULT_NAME_SERVER else f" --name-server {name_server}"
     name = channels[0] if channels else "NAME"
@@ -344,13 +382,20 @@ def _show_broker(described: dict[str, Any], owned: bool) -> None:
         "name server": f"{name_server} ({'in this process' if owned else 'joined'})",
         "channels at": described["front"],
         "store": f"{described['store']} ({described['durability']})",
-        "channels": shown or "none yet; the first publish or 'fairlead create NAME' makes one",
+        "channels": _listed(channels)
+        or "none yet; the first publish or 'fairlead create NAME' makes one",
         "try": f"fairlead pub {name} hello{elsewhere}\nfairlead sub {name}{elsewhere}",
         "stop": f"Ctrl-C, or kill {described['pid']}",
     }
+    if described["topics"]:
+        facts["topics"] = _listed(described["topics"])
     if described["fault_injection"]:
         facts["faults"] = "anybody may crash the queues (--fault-injection)"
     _show(f"broker {described['version']}", facts)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if names[8:] else "")
 
 
 def _show(title: str, facts: dict[str, str]) -> None:

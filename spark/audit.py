@@ -5,129 +5,36 @@ is noted (``known_upto``), then the histories are read, then the journal up to i
 Whatever a client has written of was in the journal before, so it is in what is read after; and
 whatever was in the journal at first is in the histories, since clients write before they call.
 
-What may not live here: the definition of an anomaly (``spark.checks``) and how a frame is made
-(``spark.frames``).
+What may not live here: the definition of an anomaly (``spark.checks``), how a frame is made
+(``spark.frames``), and what follows from what was found (``spark.verdict``).
 """
 
 from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Callable, NamedTuple
 
-from pyspark.sql import DataFrame, Row, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
-from broker import __version__
-from broker.core.anomalies import ANOMALIES, INVALID, UNKNOWN, VALID
-from spark import checks, history_frame, journal_frame, scan
+from broker.core.anomalies import ANOMALIES
+from spark import checks, history_frame, journal_frame, scan, topic_frame
 from spark.checks.check import Check
-from spark.frames import STORAGE, Frames
-from spark.session import fit
+from spark.frames import Frames
+from spark.session import STORAGE, fit
+from spark.topic_frames import TopicFrames
+from spark.verdict import Channel, Question, Verdict, reasons_against
+
+__all__ = ["Channel", "Outcome", "Question", "Verdict", "audit"]
 
 #: How many offenders of each anomaly are named.
 OFFENDERS_MAX = 5
 
 #: Says what is going on; ``None`` ends the last step.
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is to be audited."""
-
-    place: scan.Place
-    channel: str | None = None
-    histories: str | None = None
-    drained: bool = False
-    """The run is over: what is neither settled nor parked by now counts as unseen."""
-    more_columns: tuple[str, ...] = ()
-    """Further columns of the records, for who draws them afterwards."""
-
-
-@dataclass
-class Channel:
-    """What was found of one channel."""
-
-    name: str
-    expected: scan.Extent
-    known_upto: int
-    records: int = 0
-    first: int = 0
-    last: int = 0
-    messages: int = 0
-    partitions: int = 0
-    pending: int = 0
-    started_at_ms: int | None = None
-    ended_at_ms: int | None = None
-    fault_at: int | None = None
-    fault: str | None = None
-    violations: int = 0
-    compared: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def is_trimmed(self) -> bool:
-        """Records at its beginning are elsewhere."""
-        return self.expected.first > 1
-
-    @property
-    def judged_upto(self) -> int:
-        """The last record that is judged: the one before the first fault."""
-        return self.expected.last if self.fault_at is None else self.fault_at - 1
-
-    @property
-    def verdict(self) -> str:
-        """Of this channel alone."""
-        if self.violations:
-            return INVALID
-        return VALID if self.compared.get("Delivered") and not self.is_trimmed else UNKNOWN
-
-
-@dataclass
-class Verdict:
-    """The answer: valid, invalid or unknown, and how much was compared."""
-
-    question: Question
-    channels: list[Channel]
-    reasons: list[str]
-    checks: list[dict[str, Any]]
-    histories: dict[str, int]
-    seconds: float
-
-    @property
-    def verdict(self) -> str:
-        """Invalid as soon as one thing is wrong; valid only if something was compared."""
-        if any(channel.violations for channel in self.channels):
-            return INVALID
-        judged = [channel for channel in self.channels if channel.verdict == VALID]
-        return VALID if judged and not self.reasons else UNKNOWN
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, in values that JSON can carry."""
-        place = self.question.place
-        return {
-            "verdict": self.verdict, "reasons": self.reasons, "store": place.store,
-            "archive": place.archive, "histories": self.question.histories,
-            "drained": self.question.drained,
-            "records": sum(item.records for item in self.channels),
-            "messages": sum(item.messages for item in self.channels),
-            "partitions": sum(item.partitions for item in self.channels),
-            "channels": [_channel_dict(item) for item in self.channels],
-            "histories_compared": self.histories, "checks": self.checks,
-            "seconds": round(self.seconds, 2), "version": __version__,
-        }  # fmt: skip
-
-
-def _channel_dict(channel: Channel) -> dict[str, Any]:
-    return {
-        "channel": channel.name, "verdict": channel.verdict, "upto": channel.judged_upto,
-        "records": channel.records, "messages": channel.messages,
-        "partitions": channel.partitions, "pending": channel.pending,
-        "violations": channel.violations, "fault": channel.fault,
-        "started_at_ms": channel.started_at_ms, "ended_at_ms": channel.ended_at_ms,
-    }  # fmt: skip
 
 
 @dataclass
@@ -137,6 +44,11 @@ class Outcome:
     verdict: Verdict
     records: DataFrame
     frames: Frames
+
+    @property
+    def drawn(self) -> DataFrame:
+        """The records of channels; topics have no figures."""
+        return self.records.where(~topic_frame.of_topic())
 
     def release(self) -> None:
         """Free what Spark holds of the journal."""
@@ -153,9 +65,7 @@ def audit(session: SparkSession, question: Question, say: Say = lambda _: None) 
     if question.histories is not None:
         say("reading the histories")
         written = history_frame.lines(session, question.histories)
-        if question.channel is not None:
-            written = written.where(F.col("channel") == question.channel)
-        histories = written.persist(STORAGE)
+        histories = written.where(_is_asked(question.channel)).persist(STORAGE)
         reasons += _incomplete(histories)
     channels = {
         item.channel: Channel(item.channel, item, known.get(item.channel, 0))
@@ -166,18 +76,14 @@ def audit(session: SparkSession, question: Question, say: Say = lambda _: None) 
     fit(session, total)
     records = read_records(session, question, channels).persist(STORAGE)
     _summarise(records, channels)
-    found_all = channels.values()
-    frames = Frames(
-        records, _judged(session, channels), checks.ALL, histories, drained=question.drained,
-        whole=not any(item.fault or item.is_trimmed for item in found_all),
-        still=all(item.known_upto == item.expected.last for item in found_all),
-    )  # fmt: skip
+    _find_births(question.place, channels)
+    frames = _frames(session, question, channels, records, histories)
     say("sorting them by partition")
-    found = _end_of_lines(frames, channels)
+    found = _look_over(frames, channels)
     say("running the checks")
     heard = _histories_compared(histories)
     results = _run(frames, _totals(channels, found, heard), channels)
-    reasons += _reasons(channels, question)
+    reasons += reasons_against(channels, question)
     verdict = Verdict(
         question, list(channels.values()), reasons, results, heard, time.monotonic() - began
     )
@@ -186,16 +92,68 @@ def audit(session: SparkSession, question: Question, say: Say = lambda _: None) 
     return Outcome(verdict, records, frames)
 
 
+def _frames(
+    session: SparkSession,
+    question: Question,
+    channels: dict[str, Channel],
+    records: DataFrame,
+    histories: DataFrame | None,
+) -> Frames:
+    found, judged = channels.values(), _judged(session, channels)
+    still = all(item.known_upto == item.expected.last for item in found)
+    topics = None
+    if any(item.is_topic for item in found):
+        bodies = None if histories is None else read_bodies(session, question, channels)
+        topics = TopicFrames(
+            records, judged, checks.ALL, histories, bodies, drained=question.drained, still=still
+        )
+    return Frames(
+        records, judged, checks.ALL, histories, topics, drained=question.drained,
+        whole=not any(item.fault or item.is_trimmed for item in found if not item.is_topic),
+        still=still,
+    )  # fmt: skip
+
+
+def _is_asked(channel: str | None) -> Column:
+    """Whether a line of a history is about the channel that is asked for.
+
+    A client's history is of all its topics, and is whole only with all its lines.
+    """
+    of_topics = F.col("client") == "topic"
+    if channel is None:
+        return F.lit(True)
+    if topic_frame.is_topic(channel):
+        return of_topics
+    return ~of_topics & (F.col("channel") == channel)
+
+
 def read_records(
     session: SparkSession, question: Question, channels: dict[str, Channel]
 ) -> DataFrame:
     """The records of the channels, up to where they ended when the audit looked."""
     upto = {name: channel.expected.last for name, channel in channels.items()}
     columns = dict.fromkeys((*journal_frame.AUDIT_COLUMNS, *question.more_columns))
+    return _read(session, question, upto, ",".join(columns))
+
+
+def read_bodies(
+    session: SparkSession, question: Question, channels: dict[str, Channel]
+) -> DataFrame:
+    """The same records, of topics only: where each message is, and what is in it.
+
+    Read apart, so that the bodies of channels stay where they are; the checksums were looked at.
+    """
+    upto = {item.name: item.judged_upto if item.is_topic else 0 for item in channels.values()}
+    return _read(session, question, upto, "channel,sequence,kind,position,bodies")
+
+
+def _read(
+    session: SparkSession, question: Question, upto: dict[str, int], columns: str
+) -> DataFrame:
     reader = session.read.format("fairlead").option("upto", json.dumps(upto))
     for name, value in (
         ("store", question.place.store), ("archive", question.place.archive),
-        ("channel", question.channel), ("columns", ",".join(columns)),
+        ("channel", question.channel), ("columns", columns),
     ):  # fmt: skip
         if value is not None:
             reader = reader.option(name, value)
@@ -226,6 +184,7 @@ def _summarise(records: DataFrame, channels: dict[str, Channel]) -> None:
             F.max("at_ms").alias("ended"),
             F.min(F.when(~F.col("intact"), F.col("sequence"))).alias("damaged"),
             F.sum(F.size(F.coalesce("ids", F.array()))).alias("ids"),
+            F.max(F.when(F.col("kind") == "TopicCreated", F.col("stamp"))).alias("born"),
         )
         .collect()
     )
@@ -241,14 +200,22 @@ def _add(channel: Channel, row: Row) -> None:
     channel.records += row["records"]
     channel.first = min(channel.first or row["first"], row["first"])
     channel.last = max(channel.last, row["last"])
-    if row["kind"] == "Published":
+    if row["kind"] == ("Put" if channel.is_topic else "Published"):
         channel.messages = row["messages"]
+    channel.born = channel.born if row["born"] is None else row["born"]
     starts = [item for item in (channel.started_at_ms, row["started"]) if item is not None]
     ends = [item for item in (channel.ended_at_ms, row["ended"]) if item is not None]
     channel.started_at_ms, channel.ended_at_ms = min(starts), max(ends)
     if row["damaged"] is not None:
         text = "the record is damaged, or does not continue the one before it"
         _blame(channel, row["damaged"], text)
+
+
+def _find_births(place: scan.Place, channels: dict[str, Channel]) -> None:
+    """A topic whose beginning was released is told from an earlier one by its base."""
+    for channel in channels.values():
+        if channel.is_topic and channel.born is None:
+            channel.born = scan.born(place, channel.name)
 
 
 def _blame(channel: Channel, sequence: int, fault: str) -> None:
@@ -284,12 +251,16 @@ def _judged(session: SparkSession, channels: dict[str, Channel]) -> DataFrame:
     """One small row per channel. Channels whose beginning is elsewhere are not judged."""
     rows = [
         (
-            item.name, item.judged_upto if not item.is_trimmed else 0, item.fault,
-            item.fault is None and not item.is_trimmed, item.known_upto,
+            item.name, item.judged_upto if item.is_topic or not item.is_trimmed else 0, item.fault,
+            item.fault is None and not item.is_trimmed, item.known_upto, item.is_trimmed,
+            item.born,
         )
         for item in channels.values()
     ]  # fmt: skip
-    schema = "channel string, judged_upto long, fault string, is_whole boolean, known_upto long"
+    schema = (
+        "channel string, judged_upto long, fault string, is_whole boolean, known_upto long, "
+        "is_trimmed boolean, born long"
+    )
     return session.createDataFrame(rows, schema)
 
 
@@ -298,6 +269,38 @@ class Found(NamedTuple):
 
     suspect_rows: int
     irregular_messages: int
+    suspect_topic_rows: int = 0
+
+
+def _look_over(frames: Frames, channels: dict[str, Channel]) -> Found:
+    """One pass over everything: what is left in the end, what to look at more closely."""
+    found = Found(0, 0)
+    if not all(item.is_topic for item in channels.values()):
+        found = _end_of_lines(frames, channels)
+    if frames.topics is not None:
+        found = found._replace(suspect_topic_rows=_end_of_topics(frames.topics, channels))
+    return found
+
+
+def _end_of_topics(frames: TopicFrames, channels: dict[str, Channel]) -> int:
+    """What the open subscriptions of each topic are owed; how many records are suspect."""
+    suspects = F.lit(None).cast("string").alias("channel"), F.count("*").alias("count")
+    rows = (
+        frames.places.groupBy("channel")
+        .agg(F.count("*").alias("count"), F.sum("pending").alias("pending"))
+        .unionByName(
+            frames.marked.where("suspect").select(*suspects), allowMissingColumns=True
+        )
+        .collect()
+    )
+    found = 0
+    for row in rows:
+        if row["channel"] is None:
+            found = row["count"]
+        else:
+            channels[row["channel"]].pending = row["pending"] or 0
+            channels[row["channel"]].compared["topic places"] = row["count"]
+    return found
 
 
 def _end_of_lines(frames: Frames, channels: dict[str, Channel]) -> Found:
@@ -328,6 +331,7 @@ _ONLY_WITH = {
     "timeline": ("suspect rows",), "handed": ("irregular messages",),
     "placed": ("irregular messages",), "positions": ("irregular messages",), "ids": ("ids",),
     "ledger": ("claims",), "faults": ("faults",), "redrives": ("Redriven",),
+    "topic_timeline": ("suspect topic rows",),
 }  # fmt: skip
 _CLAIMS = ("SubscriptionDeleted", "QueuesKilled", "QueuesRestored")
 
@@ -345,6 +349,7 @@ def _totals(
     totals["faults"] = sum(channel.fault is not None for channel in channels.values())
     totals["irregular messages"] = found.irregular_messages
     totals["suspect rows"] = found.suspect_rows
+    totals["suspect topic rows"] = found.suspect_topic_rows
     return totals
 
 
@@ -354,7 +359,14 @@ def _run(
     """Run what there is something to run on; one result per anomaly."""
     skipped: dict[Check, str] = {}
     parts: list[DataFrame] = []
+    has_channels = not all(item.is_topic for item in channels.values())
     for check in checks.ALL:
+        if frames.topics is None and check.frame.startswith("topic_"):
+            skipped[check] = "there is no topic"
+            continue
+        if not has_channels and not check.frame.startswith(("topic_", "faults")):
+            skipped[check] = "there is no channel"
+            continue
         needs = _ONLY_WITH.get(check.frame)
         if needs is not None and not any(map(totals.get, needs)):
             continue  # the pass over all rows has shown that there is nothing to find
@@ -367,11 +379,14 @@ def _run(
     return [_result(name, offenders.get(name, []), totals, skipped) for name in ANOMALIES]
 
 
-_NOT_GIVEN = {"drained": "the run was not said to be over (--drained)"}
+_NOT_DRAINED = "the run was not said to be over (--drained)"
+_NOT_GIVEN = {"drained": _NOT_DRAINED, "topic_drained": _NOT_DRAINED}
 
 
 def _collect(parts: list[DataFrame], channels: dict[str, Channel]) -> dict[str, list[Row]]:
     """The first offenders of each anomaly, with the number of all; and the number per channel."""
+    if not parts:
+        return {}
     by_anomaly = Window.partitionBy("anomaly")
     order = by_anomaly.orderBy("channel", "sequence", "subscription", "partition", "first")
     union = reduce(DataFrame.unionByName, parts)
@@ -418,33 +433,22 @@ def _offender(row: Row) -> dict[str, Any]:
 
 def _histories_compared(histories: DataFrame | None) -> dict[str, int]:
     """How many histories of each kind there are, and how many lines of each event."""
+    heard = {"publishers": 0, "subscribers": 0, "topic_clients": 0, "lines": 0}
     if histories is None:
-        return {"publishers": 0, "subscribers": 0, "lines": 0}
-    rows = histories.groupBy("client", "event").count().collect()
-    heard = {"publishers": 0, "subscribers": 0, "lines": sum(row["count"] for row in rows)}
+        return heard
+    # A history of a topic client is of one life; its events have names that others have too.
+    counted = F.when(F.col("client") == "topic", F.concat(F.lit("topic "), F.col("event")))
+    rows = (
+        histories.groupBy("client", "event", F.coalesce(counted, "event").alias("counted"))
+        .agg(F.count("*").alias("lines"), F.countDistinct("name").alias("names"))
+        .collect()
+    )
     for row in rows:
-        if row["event"] == "opened":
-            heard[row["client"] + "s"] += row["count"]
+        heard["lines"] += row["lines"]
+        if row["event"] != "opened":
+            heard[row["counted"]] = heard.get(row["counted"], 0) + row["lines"]
+        elif row["client"] == "topic":
+            heard["topic_clients"] += row["names"]
         else:
-            heard[row["event"]] = heard.get(row["event"], 0) + row["count"]
+            heard[row["client"] + "s"] += row["lines"]
     return heard
-
-
-def _reasons(channels: dict[str, Channel], question: Question) -> list[str]:
-    """Why the verdict cannot be valid, apart from anomalies."""
-    reasons: list[str] = []
-    if not channels:
-        reasons.append(
-            "there is no channel"
-            + (f" {question.channel!r}" if question.channel else "")
-            + " in it: nothing was compared"
-        )
-    for channel in channels.values():
-        if channel.is_trimmed:
-            reasons.append(
-                f"channel {channel.name!r} begins at record {channel.expected.first}: the ones "
-                "before it were trimmed; give the archive they are in (--archive)"
-            )
-        elif not channel.violations and not channel.compared.get("Delivered"):
-            reasons.append(f"nothing of channel {channel.name!r} was delivered: nothing to compare")
-    return reasons

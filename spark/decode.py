@@ -158,10 +158,13 @@ class Decoder:
             kind = row[codec.KIND]
             if kind == "Published":
                 self._add_messages(row, values)
+                self._add_contents(row, values)
+            elif kind == "Put":
+                self._add_contents(row, values)
             elif kind == "Redriven":
                 # Here it is a flag; of Published it is the indexes of messages.
                 values["given_up"] = values.pop("dropped")
-            elif kind == "ChannelCreated":
+            elif kind in ("ChannelCreated", "TopicCreated"):
                 values["policy"] = json.dumps(values["policy"], sort_keys=True)
             if self._has_offsets and kind in ("Published", "Delivered"):
                 values["offsets"] = [0, *accumulate(values["counts"])][:-1]
@@ -183,6 +186,8 @@ class Decoder:
                 values["ids"] = [item.get("id") if item else None for item in extras]
             if self._has_headers:
                 values["headers"] = [_headers(item) for item in extras]
+
+    def _add_contents(self, row: Row, values: Values) -> None:
         if self._has_contents:
             contents = _unpacked(row[codec.BODIES])
             values["formats"] = _listed(contents["formats"])

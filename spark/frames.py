@@ -11,20 +11,22 @@ from __future__ import annotations
 from functools import cached_property, reduce
 from operator import or_
 
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from spark import history_frame, journal_frame, message_frame
 from spark.checks.check import Check
 from spark.journal_frame import LINE, kind_is
-
-#: Kept on disk when memory is short; a journal is read from its store only once.
-STORAGE = StorageLevel.MEMORY_AND_DISK
+from spark.session import STORAGE
+from spark.topic_frame import of_topic
+from spark.topic_frames import TopicFrames
 
 
 class Frames:
-    """All frames of one audit. Each is described where it is made."""
+    """All frames of one audit. Each is described where it is made; those of topics in ``topics``.
+
+    Without topics, ``topics`` is None, and so are the frames of that kind.
+    """
 
     def __init__(
         self,
@@ -32,13 +34,15 @@ class Frames:
         judged: DataFrame,
         checks: tuple[Check, ...],
         histories: DataFrame | None,
+        topics: TopicFrames | None,
         *,
         drained: bool,
         whole: bool,
         still: bool,
     ) -> None:
         """``whole``: no channel has a fault or lacks its beginning; ``still``: none has grown."""
-        self._all = records
+        self._all = records if topics is None else records.where(~of_topic())
+        self.topics = topics
         #: One row per channel: judged_upto, fault (NULL when there is none), is_whole, known_upto.
         self.judged = judged
         self._checks = checks
@@ -48,13 +52,18 @@ class Frames:
 
     def named(self, name: str) -> DataFrame | None:
         """A frame by its name; None when this audit does not have it."""
-        frame: DataFrame | None = getattr(self, name)
+        home = self.topics if name.startswith("topic_") else self
+        if home is None:
+            return None
+        frame: DataFrame | None = getattr(home, name)
         return frame
 
     def release(self) -> None:
         """Let go of what was kept."""
         for frame in self._kept:
             frame.unpersist()
+        if self.topics is not None:
+            self.topics.release()
 
     def _keep(self, frame: DataFrame) -> DataFrame:
         self._kept.append(frame)

@@ -1,6 +1,8 @@
-"""The clients' own histories as frames, and set against the journal. See :mod:`broker.history`.
+"""The histories of publishers and subscribers as frames, and set against the journal.
 
-``lines`` is one row per line of a history. The other frames join it with what the journal says of
+See :mod:`broker.history` for the files, :mod:`spark.topic_history_frame` for clients of topics.
+
+``lines`` is one row per line of any history. The other frames join it with what the journal says of
 the same thing, so that a check only compares two columns of one row:
 
 - ``answered``: runs that publishers were told are accepted, with how far the journal accepted;
@@ -25,7 +27,8 @@ SCHEMA = (
     "at_us long, event string, epoch long, call long, partitions array<string>, "
     "firsts array<long>, counts array<long>, crc long, record long, "
     "reason string, publisher string, partition string, position long, sequence long, "
-    "attempt long, epochs array<long>, sequence_sums array<long>"
+    "attempt long, epochs array<long>, sequence_sums array<long>, "
+    "instance string, topic string, number long, count long, ticket long, first long, born long"
 )
 
 _BATCH = ("channel", "publisher", "epoch", "partitions", "firsts", "counts")

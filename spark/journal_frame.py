@@ -28,7 +28,7 @@ AUDIT_COLUMNS = (
     "intact", "epoch", "position", "attempt", "session", "reason", "scope", "policy", "given_up",
     "partitions", "publishers", "firsts", "counts", "sequences", "epochs", "attempts", "positions",
     "late", "dropped", "kept", "offsets", "timestamps", "oldest", "newest", "rising", "bodies_crc",
-    "ids",
+    "ids", "number", "stamp", "crc", "first", "ticket", "request", "instance",
 )  # fmt: skip
 
 LINE_KINDS = ("Published", "Delivered", "Acked", "Nacked", "Reassigned", "Parked", "Redriven")

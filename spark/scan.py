@@ -18,6 +18,8 @@ from contextlib import closing
 from itertools import repeat
 from typing import Any, Iterator, NamedTuple, Sequence
 
+import msgpack  # type: ignore[import-untyped]
+
 from broker.errors import JournalError, JournalGap
 from broker.journal.codec import BODIES, CHECKSUM, CHECKSUM_START, COLUMNS, RUNS, SEQUENCE
 from broker.journal.sqlite_schema import connect_readonly, format_of, translate
@@ -154,6 +156,22 @@ def known_checksums(place: Place, channel: str) -> dict[int, int]:
     except sqlite3.Error as error:
         raise translate(error, place.store, f"base of channel {channel!r}") from error
     return known
+
+
+def born(place: Place, topic: str) -> int | None:
+    """Which life of its name a trimmed topic is, by the store's base; None if that is not known."""
+    if place.store is None:
+        return None
+    try:
+        with closing(connect(place.store)) as connection:
+            select = "SELECT state FROM bases WHERE channel = ?"
+            found = connection.execute(select, (topic,)).fetchone()
+    except sqlite3.Error as error:
+        raise translate(error, place.store, f"base of topic {topic!r}") from error
+    try:
+        return int(msgpack.unpackb(found[0], strict_map_key=False)["born"])
+    except Exception:  # no base, or a damaged one: msgpack may fail in any way it knows
+        return None
 
 
 def connect(path: str) -> sqlite3.Connection:

@@ -1,8 +1,9 @@
 """The columns of a journal in Spark: names, types, and which of them a reader must work for.
 
 One row is one record. The columns of the store's row come first; what is packed in its ``runs``
-follows under the names of :mod:`broker.core.records`, as arrays with one item per run. Only the
-description lives here: no reading, no session.
+follows under the names of :mod:`broker.core.records`, as arrays with one item per run, and of
+:mod:`broker.core.topics.records`. The journal of a topic is called ``topic:`` and its name. Only
+the description lives here: no reading, no session.
 """
 
 from __future__ import annotations
@@ -45,17 +46,20 @@ def _array(name: str, item: DataType, about: str) -> Column:
 
 
 COLUMNS: Final = (
-    _scalar("channel", _TEXT, "the channel"),
+    _scalar("channel", _TEXT, "the channel; of a topic: topic: and its name"),
     _scalar("sequence", _LONG, "the record's place in the channel's journal: 1, 2, 3 ..."),
     _scalar("kind", _TEXT, "what happened"),
     _scalar("at_ms", _LONG, "when, by the broker's clock"),
-    _scalar("publisher", _TEXT, "of kinds that have one publisher"),
-    _scalar("subscriber", _TEXT, "who was given, acknowledged, left ..."),
+    _scalar("publisher", _TEXT, "of kinds that have one publisher; Put: the client"),
+    _scalar("subscriber", _TEXT, "who was given, acknowledged, left ...; the client of a topic"),
     _scalar("subscription", _TEXT, "the group"),
     _scalar("count", _LONG, "how many messages the record speaks of"),
     _scalar("intact", _FLAG, "the checksum continues that of the record before; NULL: not known"),
     _scalar("epoch", _LONG, "the publisher's epoch; of Nacked: the assignment's"),
-    _scalar("position", _LONG, "Nacked, Parked: the message's position in its line"),
+    _scalar(
+        "position", _LONG, "Nacked, Parked: the message's position in its line; Put: of the first "
+        "message in the topic; TopicSubscribed, TopicUnsubscribed: the last one that is not owed",
+    ),
     _scalar("attempt", _LONG, "Nacked, Parked: which attempt it was"),
     _scalar("not_before_ms", _LONG, "Nacked: when the message is tried again"),
     _scalar("size", _LONG, "Published: bytes of the bodies"),
@@ -67,8 +71,15 @@ COLUMNS: Final = (
     _scalar("reason", _TEXT, "why it was taken back, parked, nacked, or why somebody left"),
     _scalar("scope", _TEXT, "Parked: message or partition"),
     _scalar("boot", _TEXT, "BrokerStarted: tells the lives of a broker apart"),
-    _scalar("policy", _TEXT, "ChannelCreated: the policy, as JSON"),
+    _scalar("policy", _TEXT, "ChannelCreated, TopicCreated: the policy, as JSON"),
     _scalar("given_up", _FLAG, "Redriven: the messages were dropped for good"),
+    _scalar("number", _LONG, "Put: the first message's place in what its client put"),
+    _scalar("stamp", _LONG, "Put, TopicCreated: the place among all that the topics have accepted"),
+    _scalar("crc", _LONG, "Put: the checksum of the call"),
+    _scalar("first", _LONG, "Confirmed: the position of the first message"),
+    _scalar("ticket", _LONG, "of a topic: tells a client's subscriptions apart"),
+    _scalar("request", _LONG, "TopicSubscribed, TopicUnsubscribed: the number of the request"),
+    _scalar("instance", _TEXT, "the state directory of a topic's client; empty: it has none"),
     _array("partitions", _TEXT, "of each run"),
     _array("publishers", _TEXT, "of each run; one item when it is the same for all"),
     _array("firsts", _LONG, "first sequence (Published ...) or position (Delivered ...) of a run"),
@@ -92,10 +103,10 @@ COLUMNS: Final = (
         "delays", ArrayType(ArrayType(_LONG)), pa.list_(pa.list_(pa.int64())),
         "Acked: [run index, position, milliseconds] of slow messages",
     ),
-    _scalar("bodies_crc", _LONG, "Published: CRC-32 over the joined bodies"),
+    _scalar("bodies_crc", _LONG, "Published, Put: CRC-32 over the joined bodies"),
     _array("ids", _TEXT, "Published: the id that the user chose, of the kept messages"),
-    _array("formats", _LONG, "Published: of the kept messages; one item if equal"),
-    _array("bodies", _BYTES, "Published: of the kept messages"),
+    _array("formats", _LONG, "Published, Put: of the kept messages; one item if equal"),
+    _array("bodies", _BYTES, "Published, Put: of the kept messages"),
     _array("headers", _TEXT, "Published: as JSON, of the kept messages"),
 )  # fmt: skip
 

@@ -9,6 +9,7 @@ import tempfile
 from contextlib import contextmanager
 from typing import Iterator
 
+from pyspark import StorageLevel
 from pyspark.sql import SparkSession
 
 from broker.errors import BrokerError
@@ -16,6 +17,9 @@ from broker.errors import BrokerError
 #: The heap of a local Spark; what does not fit goes to temporary files.
 DRIVER_MEMORY = "6g"
 
+
+#: Of what is kept: on disk when memory is short. A journal is read from its store only once.
+STORAGE = StorageLevel.MEMORY_AND_DISK
 
 #: Below this many records plans are interpreted.
 SMALL_RECORDS = 100_000

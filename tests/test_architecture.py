@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("broker", "publisher", "subscriber", "fairlead", "simulations", "spark")
+PACKAGES = ("broker", "publisher", "subscriber", "topics", "fairlead", "simulations", "spark")
 SOURCES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
 
 IMPURE = {
@@ -41,6 +41,14 @@ MAY_IMPORT = {
         "subscriber", "broker.errors", "broker.wire", "broker.core.policy", "broker.pyro_setup",
         "broker.remote", "broker",
     ),
+    "topics/ledger.py": ("broker.errors",),
+    "topics/message.py": ("=broker", "broker.wire"),
+    "topics/history.py": ("topics.ledger", "topics.message"),
+    "topics": (
+        "topics", "=broker", "broker.errors", "broker.wire", "broker.pyro_setup",
+        "broker.remote.lookup", "broker.remote.name_server", "broker.history",
+        "broker.core.message",
+    ),
     # It judges what channels did, so it knows their words and their journal, never their code.
     "spark": (
         "spark", "=broker", "broker.__version__", "broker.errors", "broker.core.records",
@@ -54,11 +62,13 @@ MAY_IMPORT = {
         "broker.history", "broker.journal", "broker.wire", "broker.server.channel_host",
         "broker.server.link", "broker.server.clock", "publisher.batch", "publisher.outbox",
         "publisher.history", "subscriber.session", "subscriber.history", "subscriber.message",
+        "topics.ledger", "topics.history", "topics.message", "broker.server.topics_host",
     ),
     # The other oracle: the same words, and nothing of what it judges.
     "simulations/checkers": (
         "simulations.checkers", "broker.core.records", "broker.core.anomalies",
         "broker.core.message", "broker.core.policy", "broker.errors",
+        "broker.core.topics.records",
     ),
 }  # fmt: skip
 
@@ -67,7 +77,8 @@ SPARKS = {"pyspark", "pyarrow", "msgpack"}
 
 PURE = (
     "broker/core", "broker/wire.py", "publisher/batch.py", "publisher/outbox.py",
-    "publisher/history.py", "subscriber/session.py", "subscriber/history.py",
+    "publisher/history.py", "subscriber/session.py", "subscriber/history.py", "topics/ledger.py",
+    "topics/message.py", "topics/history.py",
 )  # fmt: skip
 
 
@@ -141,13 +152,13 @@ def test_a_simulated_world_is_made_of_its_seed_alone(path: Path) -> None:
     assert not {name for name in used if name.startswith("random.")} - {"random.Random"}
 
 
-def test_the_channels_lock_is_taken_in_one_file_only() -> None:
+def test_the_locks_of_channels_and_of_topics_are_taken_in_one_file_each() -> None:
     takers = [
         relative(path)
         for path in (ROOT / "broker/server").rglob("*.py")
         if "with self._lock" in path.read_text()
     ]
-    assert takers == ["broker/server/channel_host.py"]
+    assert sorted(takers) == ["broker/server/channel_host.py", "broker/server/topics_host.py"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)

@@ -30,6 +30,7 @@ def run(block: str, broker: BrokerProcess) -> str:
     done = subprocess.run(
         [sys.executable, "-c", block], capture_output=True, text=True, timeout=60,
         env={**os.environ, "FAIRLEAD_NAME_SERVER": broker.name_server, "PYTHONPATH": str(ROOT),
+             "FAIRLEAD_STATE": str(broker.directory / "clients"),
              # As in many containers. Each write is then a call of its own, and lines of two
              # handlers mix unless each line is one write.
              "PYTHONUNBUFFERED": "1"},
@@ -38,8 +39,8 @@ def run(block: str, broker: BrokerProcess) -> str:
     return done.stdout
 
 
-def test_there_are_two_python_blocks() -> None:
-    assert len(BLOCKS) == 2
+def test_there_are_three_python_blocks() -> None:
+    assert len(BLOCKS) == 3
 
 
 def test_the_example_publishes_and_handles_in_order_per_partition(broker: BrokerProcess) -> None:
@@ -50,6 +51,12 @@ def test_the_example_publishes_and_handles_in_order_per_partition(broker: Broker
              ("ann", "bob")}  # fmt: skip
     assert steps["ann"] == ["created", "paid", "shipped", "closed"]
     assert steps["bob"] == ["created", "paid", "shipped"]
+
+
+def test_the_topics_block_gets_what_was_put_once(broker: BrokerProcess) -> None:
+    assert run(BLOCKS[2], broker).splitlines() == [
+        "True", "[{'headline': 'rain'}, 'wind', 'sun']", "None",
+    ]  # fmt: skip
 
 
 def test_the_plain_pyro5_block_fetches_what_it_published(broker: BrokerProcess) -> None:

@@ -65,5 +65,23 @@ ANOMALIES: Final[dict[str, str]] = {
         "The messages that a record counts are not those that were accepted and not yet settled."
     ),
     "producer-fencing": "A batch was accepted under an epoch older than one opened before it.",
+    "exactly-once-put": (
+        "A put is in a topic not at all, twice, or not where its client was told; or it is there "
+        "though it was refused, or nobody had tried it; or the numbers of a client, the positions "
+        "or the stamps of a topic do not run on."
+    ),
+    "exactly-once-get": (
+        "A client of a topic got or confirmed a message again, with other content, from before or "
+        "after its subscription, or one that was never put."
+    ),
+    "topic-completeness": (
+        "A message was left out of what a subscription to a topic is owed, from where it begins to "
+        "where it ends; or the run is over and an open subscription has not confirmed all."
+    ),
 }
 """Anomaly -> its definition."""
+
+TOPIC_ANOMALIES: Final = frozenset(
+    {"exactly-once-put", "exactly-once-get", "topic-completeness"}
+)
+"""Those that only a topic can have. A topic can also lack log-integrity, and nothing else."""

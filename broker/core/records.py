@@ -360,12 +360,15 @@ RECORD_TYPES: dict[str, type[Any]] = {
 
 
 def message_count(record: Any) -> int:
-    """How many messages a record speaks of: the journal's ``count`` column."""
+    """How many messages a record speaks of: the journal's ``count`` column. Topics' records too."""
     counts = getattr(record, "counts", None)
     if counts is not None:
         return sum(counts)
-    if isinstance(record, (SubscriptionDeleted, QueuesKilled, QueuesRestored)):
-        return record.count
+    count: int | None = getattr(record, "count", None)
+    if count is not None:
+        return count
+    if hasattr(record, "bodies"):
+        return len(record.bodies)
     if isinstance(record, (Nacked, Parked)):
         return 1
     if isinstance(record, Redriven):

@@ -13,9 +13,9 @@ commits what has gathered, in one transaction, and then wakes everybody who wait
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Iterator, Protocol, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Protocol, Sequence
 
-from broker.core.records import Record
+from broker.core.topics.records import AnyRecord
 
 if TYPE_CHECKING:
     from broker.journal.bases import Base
@@ -28,7 +28,7 @@ class Journal(Protocol):
         """The names of the channels in the store, in order of creation."""
         ...
 
-    def append(self, channel: str, expected: int, records: Sequence[Record]) -> int:
+    def append(self, channel: str, expected: int, records: Sequence[AnyRecord]) -> int:
         """Queue ``records`` as the sequences expected, expected+1 ...; return the last one.
 
         The caller serialises the appends of one channel. Raises JournalError when the journal has
@@ -54,11 +54,22 @@ class Journal(Protocol):
         """Where the channel's journal starts: ``NO_BASE`` unless it was trimmed."""
         ...
 
-    def read(self, channel: str, first: int | None = None) -> Iterator[tuple[int, Record]]:
+    def read(self, channel: str, first: int | None = None) -> Iterator[tuple[int, Any]]:
         """The channel's durable records from ``first`` on, checked: raises JournalCorrupt.
 
         Without ``first`` from the first one that was not trimmed. When ``first`` was trimmed, also
         while the caller was reading towards it: JournalGap, with ``archived`` in its details.
+        """
+        ...
+
+    def checksum(self, channel: str, sequence: int) -> int:
+        """The checksum of a durable record that is there; raises JournalGap if it is not."""
+        ...
+
+    def trim(self, channel: str, base: Base) -> int:
+        """Remove the durable records up to ``base``; returns how many. Never moves a base back.
+
+        While the channel is being written to, from a thread that has no lock of it.
         """
         ...
 

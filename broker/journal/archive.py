@@ -41,7 +41,7 @@ from broker.journal.archive_parquet import (
     sync_files,
     write_files,
 )
-from broker.journal.bases import NO_BASE, STATE_BYTES_MAX, Base, make_base, sizes_of, start_of
+from broker.journal.bases import NO_BASE, STATE_BYTES_MAX, Base, machine_of, make_base, sizes_of
 from broker.journal.codec import CHECKSUM, SEQUENCE, Row
 from broker.journal.faults import gap
 from broker.journal.mark import look
@@ -322,7 +322,7 @@ def _fold_archive(
     directory: str | os.PathLike[str], name: str, base: Base, upto: int, progress: Progress
 ) -> Base:
     """The base at ``upto``, made from the archive as it stands on disk, every link checked."""
-    channel, checksum = start_of(name, base), base.checksum
+    channel, checksum = machine_of(name, base), base.checksum
     for row in _verified(directory, name, Link(base.sequence, base.checksum), upto):
         fold(channel, row[SEQUENCE], codec.restore(row))
         checksum = row[CHECKSUM]

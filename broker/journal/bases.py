@@ -16,6 +16,8 @@ import msgpack  # type: ignore[import-untyped]
 from broker.core import snapshot
 from broker.core.channel import Channel
 from broker.core.message import SEQUENCE
+from broker.core.topics import Topic
+from broker.core.topics import snapshot as topic_snapshot
 from broker.errors import JournalCorrupt, JournalGap, JournalVersion
 from broker.journal.codec import CHECKSUM_START
 
@@ -31,13 +33,28 @@ class Base(NamedTuple):
     state: bytes
 
 
+#: What the journal of a topic is called, before the topic's name; a channel's name has no colon.
+TOPIC_PREFIX = "topic:"
+
 #: Where a channel starts that was never trimmed.
 NO_BASE = Base(0, CHECKSUM_START, b"")
 
 
-def make_base(channel: Channel, sequence: int, checksum: int) -> Base:
+def make_base(channel: Channel | Topic, sequence: int, checksum: int) -> Base:
     """The base after record ``sequence``; ``channel`` is the fold of all up to it."""
-    return Base(sequence, checksum, _packed(snapshot.dump(channel)))
+    if isinstance(channel, Topic):
+        state = topic_snapshot.dump(channel, sequence, messages=True)
+    else:
+        state = snapshot.dump(channel)
+    return Base(sequence, checksum, _packed(state))
+
+
+def make_early_base(topic: Topic, sequence: int, checksum: int, upto: int) -> Base:
+    """A topic's base after record ``sequence``, out of its state after the later one ``upto``.
+
+    No message of a record up to ``sequence`` may be owed to anybody.
+    """
+    return Base(sequence, checksum, _packed(topic_snapshot.dump(topic, upto, messages=False)))
 
 
 def state_checksum(channel: str, base: Base) -> int:
@@ -64,6 +81,10 @@ def checked_base(channel: str, values: tuple[Any, ...] | None) -> Base:
 def sizes_of(base: Base) -> str:
     """What takes the space in a base's state, for people."""
     state = _unpacked(base)
+    if "topic" in state:
+        names = ("clients", "places", "entries")
+        sizes = [f"{len(state[name])} {name} {len(_packed(state[name]))} bytes" for name in names]
+        return ", ".join(sizes)
     parked_places = {
         (number, sequence)
         for group in state["subscriptions"]
@@ -98,24 +119,42 @@ def _unpacked(base: Base) -> Any:
     )
 
 
+def is_topic(name: str) -> bool:
+    """Whether a journal is that of a topic; no channel may have such a name."""
+    return name.startswith(TOPIC_PREFIX)
+
+
 def start_of(name: str, base: Base) -> Channel:
     """The channel to fold the records after ``base`` into; raises JournalCorrupt."""
+    found = machine_of(name, base)
+    assert isinstance(found, Channel)
+    return found
+
+
+def machine_of(name: str, base: Base) -> Channel | Topic:
+    """The channel or topic to fold the records after ``base`` into; raises JournalCorrupt.
+
+    A topic may be ahead of ``base``: its ``upto`` is the record that it has come to.
+    """
     if base.sequence == 0:
-        return Channel(name)
+        return Topic(name.removeprefix(TOPIC_PREFIX)) if is_topic(name) else Channel(name)
     try:
         state = _unpacked(base)
         version = state["version"]
     # Whole by its checksum and still no snapshot: msgpack may fail in any way it knows.
     except Exception as error:
         raise _damaged(name, base, f"the state cannot be unpacked: {error!r}") from error
-    if version not in snapshot.VERSIONS:
+    known = (topic_snapshot.VERSION,) if is_topic(name) else snapshot.VERSIONS
+    if version not in known:
         raise JournalVersion(
             f"channel {name!r}: the state at journal record {base.sequence} has version "
-            f"{version!r}, this Fairlead reads {snapshot.VERSION}. Use the version of Fairlead "
+            f"{version!r}, this Fairlead reads {max(known)}. Use the version of Fairlead "
             "that trimmed the channel",
             channel=name, sequence=base.sequence,
         )  # fmt: skip
     try:
+        if is_topic(name):
+            return topic_snapshot.load(name.removeprefix(TOPIC_PREFIX), state)
         return snapshot.load(name, state)
     except Exception as error:
         raise _damaged(name, base, f"the state is none of a channel: {error!r}") from error

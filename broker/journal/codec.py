@@ -10,6 +10,7 @@ a new kind of record needs no code here:
 - ``entries`` is taken apart into columns: formats and bodies go into ``bodies``, timestamps,
   priorities and extras into ``runs``. The sequences are not stored: they follow from ``firsts``,
   ``counts`` and ``dropped``;
+- ``formats`` and ``bodies`` of a record without entries (a topic's Put) go into ``bodies`` as well;
 - ``lines`` is no part of the fact and is left out; everything else goes into ``runs`` by its name.
 
 Costs are per batch: what is done per message is done by ``zip`` and msgpack, in C.
@@ -30,7 +31,8 @@ from zlib import crc32
 import msgpack  # type: ignore[import-untyped]
 
 from broker.core.message import PartitionKey, columns_of, make_entries
-from broker.core.records import RECORD_TYPES, Record, message_count
+from broker.core.records import RECORD_TYPES, message_count
+from broker.core.topics.records import TOPIC_RECORD_TYPES, AnyRecord
 from broker.errors import JournalError
 from broker.journal.faults import corrupt
 
@@ -65,26 +67,29 @@ _COLUMN_FIELDS = {
 _TRANSIENT = ("lines", "columns")  # no part of the fact; see broker.core.records
 _ENTRY_COLUMNS = ("timestamps", "priorities", "extras")
 _KEY_COLUMNS = ("publishers", "partitions")
+_BODY_FIELDS = ("formats", "bodies")
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """How the fields of one kind of record are laid out in a row."""
 
-    record_type: Callable[..., Record]
+    record_type: Callable[..., AnyRecord]
     columns: tuple[tuple[str, int], ...]
     absent: tuple[int, ...]
     packed: tuple[str, ...]
     stored: frozenset[str]
     has_entries: bool
+    has_bodies: bool
     key_field: str | None
 
 
 def _plan_of(record_type: type[Any]) -> _Plan:
     names = [field.name for field in fields(record_type) if field.name not in _TRANSIENT]
-    has_entries = "entries" in names
+    has_entries, has_bodies = "entries" in names, "bodies" in names
     key_field = next((name for name in ("keys", "key") if name in names), None)
-    packed = tuple(n for n in names if n not in _COLUMN_FIELDS and n not in ("entries", key_field))
+    elsewhere = {*_COLUMN_FIELDS, *_BODY_FIELDS, "entries", key_field}
+    packed = tuple(name for name in names if name not in elsewhere)
     derived = (_ENTRY_COLUMNS if has_entries else ()) + (_KEY_COLUMNS if key_field else ())
     assert not set(packed) & set(derived), f"{record_type.kind}: a field hides a derived column"
     return _Plan(
@@ -94,11 +99,16 @@ def _plan_of(record_type: type[Any]) -> _Plan:
         packed,
         frozenset(packed + derived),
         has_entries,
+        has_bodies,
         key_field,
     )
 
 
-_PLANS = {kind: _plan_of(cls) for kind, cls in RECORD_TYPES.items() if cls.durable}
+_PLANS = {
+    kind: _plan_of(cls)
+    for kind, cls in (*RECORD_TYPES.items(), *TOPIC_RECORD_TYPES.items())
+    if cls.durable
+}
 
 
 def checksum(previous: int, head: Sequence[Any], runs: bytes, bodies: bytes | None) -> int:
@@ -109,7 +119,7 @@ def checksum(previous: int, head: Sequence[Any], runs: bytes, bodies: bytes | No
     return check if bodies is None else crc32(bodies, check)
 
 
-def encode(channel: str, sequence: int, record: Record, previous: int) -> Row:
+def encode(channel: str, sequence: int, record: AnyRecord, previous: int) -> Row:
     """The row of ``record``; ``previous`` is the checksum of the channel's row before it.
 
     Raises JournalError for what could not be read back: a record that is not durable, values that
@@ -120,6 +130,8 @@ def encode(channel: str, sequence: int, record: Record, previous: int) -> Row:
         plan = _PLANS[kind]
         runs = {name: getattr(record, name) for name in plan.packed}
         bodies = _split_entries(record, runs) if plan.has_entries else None
+        if plan.has_bodies:
+            bodies = {name: getattr(record, name) for name in _BODY_FIELDS}
         if plan.key_field is not None:
             _split_keys(getattr(record, plan.key_field), plan.key_field, runs)
         packed_runs = _pack(runs)
@@ -154,13 +166,13 @@ def check_link(row: Sequence[Any], previous: int) -> None:
         )  # fmt: skip
 
 
-def decode(row: Sequence[Any], previous: int) -> Record:
+def decode(row: Sequence[Any], previous: int) -> Any:
     """The record of ``row``, equal to the one that was encoded; raises JournalCorrupt."""
     check_link(row, previous)
     return restore(row)
 
 
-def restore(row: Sequence[Any]) -> Record:
+def restore(row: Sequence[Any]) -> Any:
     """The record of a row that has passed :func:`check_link`; raises JournalCorrupt."""
     try:
         return _restore(row)
@@ -195,7 +207,7 @@ def _unpack(blob: bytes) -> dict[str, Any]:
     return value
 
 
-def _restore(row: Sequence[Any]) -> Record:
+def _restore(row: Sequence[Any]) -> AnyRecord:
     plan = _PLANS.get(row[KIND])
     if plan is None:
         raise ValueError(f"unknown kind {row[KIND]!r}")
@@ -204,10 +216,12 @@ def _restore(row: Sequence[Any]) -> Record:
         raise ValueError(f"wrong fields {sorted(values.keys() ^ plan.stored, key=str)}")
     if any(row[index] is not None for index in plan.absent):
         raise ValueError(f"a column is set that {row[KIND]} does not have")
-    if plan.has_entries != (row[BODIES] is not None):
+    if (plan.has_entries or plan.has_bodies) != (row[BODIES] is not None):
         raise ValueError("bodies without entries, or entries without bodies")
     if plan.has_entries:
         values["entries"] = _join_entries(values, _unpack(row[BODIES]))
+    elif plan.has_bodies:
+        values |= _checked_bodies(_unpack(row[BODIES]))
     if plan.key_field is not None:
         values[plan.key_field] = _join_keys(values, plan.key_field)
     for name, index in plan.columns:
@@ -252,6 +266,13 @@ def _join_entries(values: dict[str, Any], packed: dict[str, Any]) -> list[Any]:
         if isinstance(column, list) and len(column) != len(sequences):
             raise ValueError(f"{len(sequences)} messages, but a column has {len(column)}")
     return make_entries(sequences, bodies, timestamps, priorities, formats, extras)
+
+
+def _checked_bodies(values: dict[str, Any]) -> dict[str, Any]:
+    formats, bodies = (values[name] for name in _BODY_FIELDS)
+    if not isinstance(formats, int) and len(formats) != len(bodies):
+        raise ValueError(f"{len(bodies)} bodies, but {len(formats)} formats")
+    return values
 
 
 def _split_keys(value: Any, key_field: str, runs: dict[str, Any]) -> None:

@@ -8,9 +8,9 @@ removes what was archived.
 
 from __future__ import annotations
 
-from typing import Iterator, Literal, Mapping, Sequence
+from typing import Any, Iterator, Literal, Mapping, Sequence
 
-from broker.core.records import Record
+from broker.core.topics.records import AnyRecord
 from broker.errors import JournalError
 from broker.journal.bases import Base, archived, checked_base, state_checksum
 from broker.journal.codec import CHECKSUM, SEQUENCE, Row, decode, encode
@@ -43,7 +43,7 @@ class MemoryJournal:
         """The names of the channels in the store, in order of creation."""
         return [channel for channel in self._rows if self.durable(channel)]
 
-    def append(self, channel: str, expected: int, records: Sequence[Record]) -> int:
+    def append(self, channel: str, expected: int, records: Sequence[AnyRecord]) -> int:
         """Store ``records`` as the sequences expected, expected+1 ...; return the last one."""
         self._raise_failure()
         for record in records:
@@ -83,7 +83,7 @@ class MemoryJournal:
         """Where the channel's journal starts: ``NO_BASE`` unless it was trimmed."""
         return checked_base(channel, self._bases.get(channel))
 
-    def read(self, channel: str, first: int | None = None) -> Iterator[tuple[int, Record]]:
+    def read(self, channel: str, first: int | None = None) -> Iterator[tuple[int, Any]]:
         """The channel's durable records from ``first`` on, checked: raises JournalCorrupt.
 
         Without ``first`` from the first one that was not trimmed.
@@ -152,6 +152,16 @@ class MemoryJournal:
             elif kept:
                 self._synced[channel] = end
         self.reopen()
+
+    def checksum(self, channel: str, sequence: int) -> int:
+        """The checksum of a durable record that is there; raises JournalGap if it is not."""
+        base = self.base(channel)
+        if sequence == base.sequence:
+            return base.checksum
+        if not base.sequence < sequence <= self._synced.get(channel, 0):
+            raise gap(channel, sequence, "it was trimmed, or is not synced yet")
+        checksum = self._rows[channel][sequence - base.sequence - 1][CHECKSUM]
+        return int(checksum)
 
     def trim(self, channel: str, base: Base) -> int:
         """Remove the synced records up to ``base``; returns how many. Never moves a base back."""

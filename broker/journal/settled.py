@@ -11,8 +11,10 @@ from typing import Callable, NamedTuple
 
 from broker.core.channel import Channel
 from broker.core.message import SEQUENCE, PartitionKey
+from broker.core.topics import Topic
+from broker.core.topics.records import Put
 from broker.journal import codec
-from broker.journal.bases import Base, start_of
+from broker.journal.bases import Base, machine_of, start_of
 from broker.journal.faults import corrupt
 from broker.journal.recovery import fold
 from broker.journal.sqlite_reader import read_published, read_raw
@@ -58,11 +60,15 @@ def find_settled(
     path: str, name: str, base: Base, head: Head, on_records: Callable[[int], None]
 ) -> Settled:
     """Fold the journal from ``base`` to ``head`` and see what is left; raises JournalCorrupt."""
-    channel = start_of(name, base)
+    channel = machine_of(name, base)
+    owed: dict[int, int] = {}  # of a topic: the first position in each record
     changes: list[tuple[int, bool]] = []
     heavy, checksum = False, base.checksum
     for row in read_raw(path, name, base.sequence + 1, head.sequence, base.checksum):
-        fold(channel, row[codec.SEQUENCE], codec.restore(row))
+        record = codec.restore(row)
+        fold(channel, row[codec.SEQUENCE], record)
+        if isinstance(record, Put):
+            owed[row[codec.SEQUENCE]] = record.position
         checksum = row[codec.CHECKSUM]
         if heavy != (_pending_bytes(channel) > UNSETTLED_BYTES_MAX):
             heavy = not heavy
@@ -71,13 +77,36 @@ def find_settled(
     if checksum != head.checksum:
         reason = f"the journal ended with checksum {head.checksum}, not {checksum}"
         raise corrupt(name, head.sequence, reason)
+    if isinstance(channel, Topic):
+        return _settled_topic(channel, owed, base, head, changes)
     oldest = _find_oldest(path, base, head, channel)
     if oldest is None:
         return Settled(head.sequence, None, changes)
     return Settled(max(base.sequence, oldest.record - 1), oldest, changes)
 
 
-def _pending_bytes(channel: Channel) -> int:
+def _settled_topic(
+    topic: Topic,
+    owed: dict[int, int],
+    base: Base,
+    head: Head,
+    changes: list[tuple[int, bool]],
+) -> Settled:
+    """Everything before the record that has the first message which somebody is still owed."""
+    if not len(topic.log):
+        return Settled(head.sequence, None, changes)
+    record = max(
+        (sequence for sequence, position in owed.items() if position <= topic.log.first), default=0
+    )
+    ((_, _, publisher, number, _, _),) = topic.log.after(0, 1, 0)
+    client = min(topic.places, key=lambda name: topic.places[name].confirmed)
+    oldest = Unsettled(record, PartitionKey(publisher, topic.name), number, client)
+    return Settled(max(base.sequence, record - 1), oldest, changes)
+
+
+def _pending_bytes(channel: Channel | Topic) -> int:
+    if isinstance(channel, Topic):
+        return channel.log.size
     return sum([group.pending_bytes for group in channel.subscriptions_list])
 
 

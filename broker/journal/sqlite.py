@@ -22,16 +22,17 @@ import logging
 import os
 import threading
 from time import monotonic
-from typing import Callable, Iterator, Literal, Sequence
+from typing import Any, Callable, Iterator, Literal, Sequence
 
-from broker.core.records import Record
+from broker.core.topics.records import AnyRecord
 from broker.errors import JournalError
 from broker.journal.bases import Base
 from broker.journal.codec import BODIES, CHECKSUM, CHECKSUM_START, RUNS, Row, encode
-from broker.journal.faults import mismatch
-from broker.journal.sqlite_reader import read_base, read_channel
+from broker.journal.faults import gap, mismatch
+from broker.journal.sqlite_reader import read_base, read_channel, read_checksum
 from broker.journal.sqlite_schema import BUSY_TIMEOUT_S, translate
 from broker.journal.sqlite_store import Store
+from broker.journal.sqlite_trim import delete_rows, sync_log, write_base
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ CHECKPOINT_BYTES = 16 * 1024 * 1024
 _ROW_OVERHEAD_BYTES = 2048
 
 # channel, first sequence, records; None instead of records: drop the channel.
-_Item = tuple[str, int, tuple[Record, ...] | None]
+_Item = tuple[str, int, tuple[AnyRecord, ...] | None]
 
 
 class SqliteJournal:
@@ -102,7 +103,7 @@ class SqliteJournal:
         with self._lock:
             return list(self._durable)
 
-    def append(self, channel: str, expected: int, records: Sequence[Record]) -> int:
+    def append(self, channel: str, expected: int, records: Sequence[AnyRecord]) -> int:
         """Queue ``records`` as the sequences expected, expected+1 ...; return the last one."""
         for record in records:
             if not record.durable:
@@ -160,12 +161,29 @@ class SqliteJournal:
         """Where the channel's journal starts: ``NO_BASE`` unless it was trimmed."""
         return read_base(self.path, channel)
 
-    def read(self, channel: str, first: int | None = None) -> Iterator[tuple[int, Record]]:
+    def read(self, channel: str, first: int | None = None) -> Iterator[tuple[int, Any]]:
         """The channel's durable records from ``first`` on, checked: raises JournalCorrupt.
 
         Without ``first`` from the first one that was not trimmed.
         """
         return read_channel(self.path, channel, first, self.durable(channel))
+
+    def checksum(self, channel: str, sequence: int) -> int:
+        """The checksum of a durable record that is there; raises JournalGap if it is not."""
+        base = self.base(channel)
+        if sequence == base.sequence:
+            return base.checksum
+        found = read_checksum(self.path, channel, sequence)
+        if found is None:
+            raise gap(channel, sequence, "it was trimmed, or was never written")
+        return found
+
+    def trim(self, channel: str, base: Base) -> int:
+        """Remove the durable records up to ``base``; returns how many. Never moves a base back."""
+        if self.durability == "flush":
+            sync_log(self.path)  # a base must not outlive, in a power cut, what it was made from
+        write_base(self.path, channel, base)
+        return delete_rows(self.path, channel)
 
     def drop(self, channel: str) -> None:
         """Remove a deleted channel's records; returns when they are gone.

@@ -12,7 +12,6 @@ import sqlite3
 from contextlib import closing
 from typing import Any, Iterator
 
-from broker.core.records import Record
 from broker.errors import JournalError
 from broker.journal.bases import NO_BASE, Base, archived, checked_base
 from broker.journal.codec import (
@@ -49,7 +48,7 @@ _SELECT_BASE = "SELECT sequence, checksum, state, state_checksum FROM bases WHER
 
 def read_channel(
     path: str, channel: str, first: int | None, known_end: int
-) -> Iterator[tuple[int, Record]]:
+) -> Iterator[tuple[int, Any]]:
     """The records from ``first`` to the channel's end as it is now; raises JournalCorrupt.
 
     ``known_end`` is a sequence that is known to exist: an index that lost its pages would otherwise
@@ -169,7 +168,7 @@ def _rows(connection: sqlite3.Connection, channel: str, first: int, last: int) -
         first = rows[-1][SEQUENCE] + 1
 
 
-def _checked(row: Any, channel: str, sequence: int, previous: int, head: Head) -> Record:
+def _checked(row: Any, channel: str, sequence: int, previous: int, head: Head) -> Any:
     if row[SEQUENCE] != sequence:
         raise gap(channel, sequence, f"the next one that exists is {row[SEQUENCE]}")
     record = decode(row, previous)

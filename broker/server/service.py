@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from broker import __version__
 from broker.core.policy import Policy
+from broker.core.topics import TopicPolicy
 from broker.errors import (
     BadRequest,
     BrokerError,
@@ -27,6 +28,7 @@ from broker.errors import (
     JournalError,
     LimitReached,
 )
+from broker.journal.bases import is_topic
 from broker.journal.sqlite import SqliteJournal
 from broker.pyro_setup import configure
 from broker.remote.daemon import FairleadDaemon
@@ -35,12 +37,16 @@ from broker.server.broker_object import BrokerObject
 from broker.server.channel_host import ChannelHost
 from broker.server.channel_object import ChannelObject, SettleObject
 from broker.server.clock import Clock
-from broker.wire import check_channel_name
+from broker.server.topics_host import RELEASE_INTERVAL_S, TopicsHost
+from broker.server.topics_object import TopicObject, TopicsObject
+from broker.wire import check_channel_name, check_name
 
 log = logging.getLogger("fairlead.broker")
 
 BROKER_NAME = "fairlead.broker"
 CHANNEL_PREFIX = "channel."
+TOPICS_NAME = "fairlead.topics"
+TOPIC_OBJECT_PREFIX = "topic."
 CHANNEL_COUNT_MAX = 1_000
 SWITCH_INTERVAL_S = 0.001
 
@@ -62,6 +68,10 @@ class Settings:
     fault_injection: bool = False
     channels: list[str] = field(default_factory=list)
     policy: Policy = field(default_factory=Policy)
+    topics: list[str] = field(default_factory=list)
+    topic_policy: TopicPolicy = field(default_factory=TopicPolicy)
+    keep_topics: bool = False  # also what nobody is owed any more, for an audit
+    remember_s: float = 7 * 86_400.0  # how long a topic that nobody uses is remembered
 
 
 class Service:
@@ -74,9 +84,13 @@ class Service:
         self.stopped = threading.Event()
         self._clock = Clock()
         self._hosts: dict[str, ChannelHost] = {}
+        self._topic_names: set[str] = set()  # those that are registered
         self._changing = threading.Lock()  # creating and deleting; never with a channel's lock
         self._ticking = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="fairlead-ticker", daemon=True)
+        self._topics_ticker = threading.Thread(
+            target=self._tick_topics, name="fairlead-topics", daemon=True
+        )
 
     def start(self) -> Service:
         """Open the journal, recover every channel, and only then become reachable."""
@@ -89,9 +103,15 @@ class Service:
         )
         try:
             for name in self.journal.channels():
-                self._hosts[name] = ChannelHost.recover(
-                    name, self.boot, self.journal, self._clock, self.fail
-                )
+                if not is_topic(name):
+                    self._hosts[name] = ChannelHost.recover(
+                        name, self.boot, self.journal, self._clock, self.fail
+                    )
+            self.topics = TopicsHost(
+                self.journal, self._clock, self.fail, policy=settings.topic_policy,
+                release=not settings.keep_topics, remember_s=settings.remember_s,
+            )  # fmt: skip
+            self.topics.recover()
             # What recovery has built stays for long: take it out of the collector's sight.
             gc.collect()
             gc.freeze()
@@ -106,14 +126,18 @@ class Service:
             self.registrar.add(BROKER_NAME, str(self._admin_uri), {"fairlead", "fairlead.broker"})
             for name in list(self._hosts):
                 self._expose(name)
+            self._expose_topics()
             for name in settings.channels:
                 self.create_channel(check_channel_name(name), None)
+            for name in settings.topics:
+                self.topics.create(check_name(name, "topic name"))
         except BaseException:
             self.close()
             raise
         for daemon in (self.front, self.settle, self.admin):
             daemon.start()
         self._ticker.start()
+        self._topics_ticker.start()
         log.info(
             "broker up: %d channels, store %s (%s), front %s, name server %s:%d",
             len(self._hosts), settings.store, settings.durability, self.front.locationStr,
@@ -141,6 +165,32 @@ class Service:
         self.registrar.add(
             object_id, uri, {"fairlead", "fairlead.channel", f"fairlead.version:{__version__}"}
         )
+
+    # Topics.
+
+    def _expose_topics(self) -> None:
+        self._topics_object = TopicsObject(self.topics)
+        uri = str(self.front.register(self._topics_object, TOPICS_NAME))
+        self.registrar.add(TOPICS_NAME, uri, {"fairlead", "fairlead.topics"})
+        for name in self.topics.topics():
+            self._expose_topic(name)
+        self.topics.on_created, self.topics.on_dropped = self._expose_topic, self._hide_topic
+
+    def _expose_topic(self, name: str) -> None:
+        with self._changing:
+            object_id = TOPIC_OBJECT_PREFIX + name
+            if name in self._topic_names or self.stopped.is_set():
+                return
+            self._topic_names.add(name)
+            uri = str(self.front.register(TopicObject(self._topics_object, name), object_id))
+            self.registrar.add(object_id, uri, {"fairlead", "fairlead.topic"})
+
+    def _hide_topic(self, name: str) -> None:
+        with self._changing:
+            if name in self._topic_names:
+                self._topic_names.discard(name)
+                self.registrar.remove(TOPIC_OBJECT_PREFIX + name)
+                self.front.unregister(TOPIC_OBJECT_PREFIX + name)
 
     # Channels.
 
@@ -217,6 +267,7 @@ class Service:
             "admin": self.admin.locationStr,
             "name_server": f"{self.names.host}:{self.names.port}",
             "channels": self.channels(),
+            "topics": self.topics.topics(),
             "fault_injection": settings.fault_injection,
             "journal": self.journal.statistics(),
         }
@@ -226,6 +277,18 @@ class Service:
             raise BrokerStopping("the broker is stopping; try again when it is back")
 
     # Life.
+
+    def _tick_topics(self) -> None:
+        """Trimming reads and writes the store, so channels must not wait for it."""
+        while not self._ticking.wait(RELEASE_INTERVAL_S):
+            try:
+                self.topics.tick()
+            except BrokerError as error:
+                log.warning("topics are not trimmed for now: %s", error)
+            except Exception as error:
+                log.exception("trimming of topics failed")
+                self.fail(error)
+                return
 
     def _tick(self) -> None:
         while not self._ticking.wait(self.settings.tick_s):
@@ -259,18 +322,24 @@ class Service:
         self._ticking.set()
         registrar = getattr(self, "registrar", None)
         if registrar is not None:
-            for name in [BROKER_NAME, *(CHANNEL_PREFIX + item for item in self._hosts)]:
+            names = [BROKER_NAME, TOPICS_NAME]
+            names += [CHANNEL_PREFIX + name for name in self._hosts]
+            names += [TOPIC_OBJECT_PREFIX + name for name in self._topic_names]
+            for name in names:
                 registrar.remove(name)
             registrar.stop()
         for host in self._hosts.values():
             host.close()
+        if hasattr(self, "topics"):
+            self.topics.close()
         for name in ("front", "settle", "admin"):
             daemon = getattr(self, name, None)
             if daemon is not None:
                 daemon.close()
         if hasattr(self, "names"):
             self.names.close()
-        if self._ticker.is_alive():
-            self._ticker.join(2.0)
+        for ticker in (self._ticker, self._topics_ticker):
+            if ticker.is_alive():
+                ticker.join(2.0)
         if hasattr(self, "journal"):
             self.journal.close()

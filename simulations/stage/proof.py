@@ -1,7 +1,9 @@
 """The two expectations that every story ends with: the journal that the broker left is whole, and
 neither in it nor in the clients' histories is an anomaly.
 
-``anomalies_of`` is the only place that knows the judge.
+``anomalies_of`` is the only place that knows the judge of channels, ``topic_proof`` that of topics.
+Topics are judged by the whole of their journals; a store whose broker has released some of that
+(``keeps_topics`` is False) is judged by the topics that are whole.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from broker.core.anomalies import VALID
 from broker.core.records import Record
 from broker.errors import BrokerError
 from broker.history import read
-from broker.journal.recovery import recover
+from broker.journal.bases import TOPIC_PREFIX, is_topic
+from broker.journal.recovery import recover, recover_topic
 from broker.journal.sqlite import SqliteJournal
 from simulations.checkers import Judge
+from simulations.stage.topic_proof import topic_anomalies
 
 if TYPE_CHECKING:
     from simulations.stage.script import Script, Store
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 ANOMALIES = "anomalies in journal and histories"  # the expectation that is the judge's verdict
 SHOWN_MAX = 3  # anomalies that are told in full; more do not help
 
-Numbered = list[tuple[int, Record]]
+Numbered = list[tuple[int, Any]]  # records of a channel or of a topic
 
 
 def prove(script: Script) -> list[dict[str, Numbered]]:
@@ -39,7 +43,9 @@ def prove(script: Script) -> list[dict[str, Numbered]]:
     for store in script.stores:
         journals = _expect_whole(script, store)
         if journals is not None:
-            _expect_no_anomaly(script, journals, lines)
+            _expect_no_anomaly(
+                script, journals, lines, getattr(store, "keeps_topics", True)
+            )
             found.append(journals)
     return found
 
@@ -70,7 +76,7 @@ def _read_all(store: Path, channels: list[str] | None) -> dict[str, Numbered]:
     try:
         names = journal.channels() if channels is None else channels
         for name in names:
-            recover(journal, name)
+            (recover_topic if is_topic(name) else recover)(journal, name)
         return {name: list(journal.read(name)) for name in names}
     finally:
         journal.close()
@@ -83,14 +89,23 @@ def read_histories(folder: Path) -> Iterable[dict[str, Any]]:
 
 
 def _expect_no_anomaly(
-    script: Script, journals: dict[str, Numbered], lines: list[dict[str, Any]]
+    script: Script, journals: dict[str, Numbered], lines: list[dict[str, Any]], keeps_topics: bool
 ) -> None:
+    topics = {
+        name.removeprefix(TOPIC_PREFIX): journals[name] for name in journals if is_topic(name)
+    }
+    of_topics = [line for line in lines if line["client"] == "topic"]
     found: list[str] = []
-    compared = 0
+    compared = sum(map(len, topics.values())) + len(of_topics)
+    if compared:
+        found += topic_anomalies(topics, of_topics, script.drained, keeps_topics)
     for channel, records in journals.items():
-        heard = [line for line in lines if line["channel"] == channel]
-        compared += len(records) + len(heard)
-        found += [f"{channel}: {text}" for text in anomalies_of(records, heard, script.drained)]
+        if not is_topic(channel):
+            heard = [
+                line for line in lines if line["channel"] == channel and line["client"] != "topic"
+            ]
+            compared += len(records) + len(heard)
+            found += [f"{channel}: {text}" for text in anomalies_of(records, heard, script.drained)]
     more = f"; and {len(found) - SHOWN_MAX} more" if len(found) > SHOWN_MAX else ""
     observed = "; ".join(found[:SHOWN_MAX]) + more
     script.expect_true(

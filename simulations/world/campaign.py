@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from typing import Callable, Iterator
 
 from simulations.world.mutants import applied
-from simulations.world.run import Result, simulate
+from simulations.world.run import Result
+from simulations.world.seeds import simulate
 
 CHUNK = 25
 

@@ -9,9 +9,9 @@ outlives the broker's processes.
 from __future__ import annotations
 
 from random import Random
-from typing import Callable, Sequence
+from typing import Any, Callable, Sequence
 
-from broker.core.records import Record
+from broker.core.topics.records import AnyRecord
 from broker.errors import JournalError
 from broker.journal.bases import make_base
 from broker.journal.codec import CHECKSUM, Row
@@ -20,7 +20,7 @@ from broker.journal.recovery import recover
 from simulations.world.scheduler import MS_US, Pending, Process, World
 
 #: Told of each record when it has become durable, in order.
-OnDurable = Callable[[int, Record], None]
+OnDurable = Callable[[int, Any], None]
 
 
 class Disk(MemoryJournal):
@@ -35,7 +35,7 @@ class Disk(MemoryJournal):
         self._channel = channel
         self._on_durable = on_durable
         self._told = 0  # the last sequence that on_durable has heard of
-        self._recent: dict[int, Record] = {}  # written and not yet told
+        self._recent: dict[int, Any] = {}  # written and not yet told
         self._ends: list[int] = []  # of the appends since the last crash: they are never torn
         self._owner = Process("nobody")
         self._on_failure: Callable[[JournalError], None] = _ignore
@@ -49,7 +49,7 @@ class Disk(MemoryJournal):
         self._waiting.clear()
         self._syncing = False
 
-    def append(self, channel: str, expected: int, records: Sequence[Record]) -> int:
+    def append(self, channel: str, expected: int, records: Sequence[AnyRecord]) -> int:
         """Queue records, and start a sync if none is under way."""
         last = super().append(channel, expected, records)
         self._recent.update(enumerate(records, expected))

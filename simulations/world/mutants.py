@@ -199,6 +199,122 @@ MUTANTS = {
             "broker.core.settling:apply_nacked", "line.withdraw(record.position)",
             "line.withdraw(record.position + 1)", "handlers",
         ),
+        Mutant(
+            "topic-confirms-on-send", "what is handed out counts as confirmed",
+            "broker.server.topics_host:TopicsHost.look",
+            "found = self._next(told, count_max, bytes_max)\n",
+            "found = self._next(told, count_max, bytes_max)\n"
+            "        for item in found:\n"
+            "            command = c.Confirm(asked[item.topic].client, '', None, item.position)\n"
+            "            self._execute(self._held[item.topic], command)\n",
+            "topics",
+        ),
+        Mutant(
+            "topic-put-done-again", "a put that comes again is done again",
+            "broker.core.topics.topic:_decide_put", "if same and command.crc == client.call_crc:",
+            "if same and (number := last + 1):\n            pass\n        elif False:", "topics",
+        ),
+        Mutant(
+            "topic-late-put-done", "a put that got stuck is done after a newer one",
+            "broker.server.topics_host:Held.refuse_overtaken",
+            "if instance == newest_instance and order <= newest:", "if False:", "topics",
+        ),
+        Mutant(
+            "topic-order-of-anybody", "a second directory moves the order of the first one's puts",
+            "broker.server.topics_host:Held.refuse_overtaken",
+            "self.topic.known(client, instance)\n", "instance = ''\n", "topics",
+        ),
+        Mutant(
+            "topic-ticket-not-checked", "a get of an earlier subscription confirms in the new one",
+            "broker.core.topics.topic:Topic.place",
+            "if ticket is not None and ticket != place.ticket:", "if False:", "topics",
+        ),
+        Mutant(
+            "topic-request-not-checked", "a late request is done after a newer one",
+            "broker.server.topics_host:Held.refuse_late_request",
+            "if instance == newest_instance and request < newest:", "if False:", "topics",
+        ),
+        Mutant(
+            "topic-instance-not-checked", "two directories share a client id",
+            "broker.core.topics.topic:Topic.known",
+            "if found is not None and instance and found.instance and found.instance != instance:",
+            "if False:", "topics",
+        ),
+        Mutant(
+            "topic-floor-of-the-fastest", "a message is released when one subscriber has it",
+            "broker.core.topics.topic:Topic.move_floor", "self.log.release(self.floor)",
+            "self.log.release(floors.peekitem(-1)[0] if floors else self.log.last)", "topics",
+        ),
+        Mutant(
+            "topic-trim-too-far", "a trim takes the first record that somebody needs as well",
+            "broker.server.topics_host:TopicsHost.begin_trim",
+            "base = make_early_base(held.topic, held.cut, 0, held.sequence)",
+            "base = make_early_base("
+            "held.topic, min(held.cut + 1, held.sequence), 0, held.sequence)",
+            "topics",
+        ),
+        Mutant(
+            "topic-trim-before-commit", "a base is written before its state is durable",
+            "simulations.world.topics.broker:TopicsBroker._trim",
+            "yield self.disk.when_durable(held.name, trim.upto)",
+            "yield self.disk.when_durable(held.name, trim.base.sequence)", "topics",
+        ),
+        Mutant(
+            "topic-get-before-commit", "messages are handed out before they are durable",
+            "simulations.world.topics.broker:TopicsBroker._get",
+            "yield self.disk.when_durable(held.name, sequence)", "pass", "topics",
+        ),
+        Mutant(
+            "topic-put-before-commit", "a request is answered before it is durable",
+            "simulations.world.topics.broker:TopicsBroker._settle",
+            "yield self.disk.when_durable(held.name, sequence)", "yield 0", "topics",
+        ),
+        Mutant(
+            "topic-stamps-restart", "stamps start anew with the broker",
+            "broker.server.topics_host:TopicsHost.recover",
+            "self._stamp = max(self._stamp, held.topic.stamp)", "self._stamp = 0", "topics",
+        ),
+        Mutant(
+            "topic-born-again", "a topic that is made anew cannot be told from the one before",
+            "broker.server.topics_host:TopicsHost.recover",
+            "self._stamp = self._clock.now_us()\n", "self._stamp = 0\n", "topics",
+        ),
+        Mutant(
+            "topic-merged-by-name", "several topics are read one after the other",
+            "broker.server.topics_host:TopicsHost._merged",
+            "heads.append((stamps[0], name, reply[\"position\"] + 1))",
+            "heads.append((0, name, reply[\"position\"] + 1))", "topics",
+        ),
+        Mutant(
+            "topic-removed-while-owed", "a topic is removed though somebody is subscribed to it",
+            "broker.server.topics_host:TopicsHost._is_over", "return topic.released and ",
+            "return ", "topics",
+        ),
+        Mutant(
+            "topic-handed-out-first", "a client hands messages out before it writes them down",
+            "simulations.world.topics.client:TopicsClient.get",
+            "self._write_down(fresh)\n    self._hand_out(asked, fresh)\n",
+            "self._hand_out(asked, fresh)\n    yield from self.step()\n"
+            "    self._write_down(fresh)\n", "topics",
+        ),
+        Mutant(
+            "topic-put-not-written-down", "a client sends a put before it is written down",
+            "topics.ledger:Ledger.begin_put", "self._store.save_pending(account, call)\n", "pass\n",
+            "topics",
+        ),
+        Mutant(
+            "topic-request-not-written-down", "a client forgets its requests when it dies",
+            "topics.ledger:Ledger.begin_request", "self._store.save(account)\n", "pass\n", "topics",
+        ),
+        Mutant(
+            "topic-position-not-written-down", "a client forgets what it has got when it dies",
+            "topics.ledger:Ledger.received", "self._store.save(account)\n", "pass\n", "topics",
+        ),
+        Mutant(
+            "topic-stale-answer-taken", "an answer to a get counts though the subscription changed",
+            "simulations.world.topics.client:TopicsClient._fresh",
+            "if now[topic] == asked[topic]\n", "", "topics",
+        ),
     )
 }  # fmt: skip
 

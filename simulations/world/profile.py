@@ -45,6 +45,25 @@ KINDS = {
     "subscription anew": 1,
 }
 
+#: The same for the world of topics.
+TOPIC_KINDS = {
+    "broker crash": 4,
+    "broker hang": 1,
+    "client crash": 5,
+    "client away": 2,
+    "client hang": 1,
+    "directory lost": 1,
+    "second directory": 1,
+    "journal failure": 1,
+    "journal slow": 1,
+    "topics trimmed": 4,
+    "calls stuck": 3,
+    "clock jump": 1,
+    "link cut": 2,
+    "storm": 2,
+}
+TOPICS = "topics"
+
 
 @dataclass(frozen=True, slots=True)
 class Profile:
@@ -98,6 +117,10 @@ PROFILES = {
             "handlers", "handlers that raise, reject, are slow, or kill their process",
             ("slow spell", "subscriber crash", "subscriber joins"), trouble_max=0.3,
         ),
+        Profile(
+            TOPICS, "durable topics in a world of their own: clients and broker fail in every way",
+            tuple(TOPIC_KINDS), (4, 16), lost_max=0.05, repeated_max=0.1, late_max=0.1,
+        ),
     )
 }  # fmt: skip
 
@@ -137,6 +160,15 @@ class Plan:
     faults: list[Fault] = field(default_factory=list)
     #: Whether each body is unique and names its publisher and partition.
     bodies_tell: bool = True
+
+    @property
+    def summary(self) -> str:
+        """Its size in a line."""
+        messages = sum(len(wanted) for _, _, wanted in self.messages)
+        return (
+            f"{len(self.publishers)} publishers, {len(self.subscribers)} subscribers, "
+            f"{messages} messages"
+        )
 
     def only(self, numbers: set[int]) -> Plan:
         """The same plan with some of its faults."""
@@ -250,14 +282,16 @@ def _draw_messages(
     return sorted(found, key=lambda item: item[0]), trouble
 
 
-def draw_faults(random: Random, profile: Profile, duration_us: int) -> list[Fault]:
+def draw_faults(
+    random: Random, profile: Profile, duration_us: int, shares: dict[str, int] = KINDS
+) -> list[Fault]:
     """What goes wrong when."""
     if not profile.kinds:
         return []
     kinds = [kind for kind in profile.kinds if not profile.swarm or random.random() < 0.5]
     if not any("crash" in kind for kind in kinds):
         kinds.append(random.choice([k for k in profile.kinds if "crash" in k] or profile.kinds))
-    weights = [KINDS[kind] for kind in kinds]
+    weights = [shares[kind] for kind in kinds]
     count = random.randint(*profile.faults)
     times = sorted(random.randrange(SECOND_US // 10, duration_us) for _ in range(count))
     chosen = random.choices(kinds, weights, k=count)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Callable
 
-from simulations.world.profile import draw, find_profile
-from simulations.world.run import Result, simulate
+from simulations.world.run import Result
+from simulations.world.seeds import plan_of, simulate
 
 RUNS_MAX = 120
 
@@ -18,7 +18,7 @@ Progress = Callable[[int, int], None]
 
 def shrink(failed: Result, progress: Progress = lambda runs, left: None) -> Result:
     """The run with the fewest faults found that goes wrong as ``failed`` did, with its trace."""
-    plan = draw(failed.seed, find_profile(failed.profile))
+    plan = plan_of(failed.seed, failed.profile)
     kept = failed.only or [fault.number for fault in plan.faults]
     runs = 0
     parts = 2

@@ -13,6 +13,8 @@ from spark.checks import (
     delivery_limit,
     delivery_within_ownership,
     duplicate,
+    exactly_once_get,
+    exactly_once_put,
     fenced_ack,
     inconsistent_offsets,
     late_unrecorded,
@@ -26,6 +28,7 @@ from spark.checks import (
     publisher_gap,
     reassign_causality,
     single_owner,
+    topic_completeness,
     unexpected,
     unseen,
 )
@@ -52,4 +55,7 @@ ALL: tuple[Check, ...] = (
     *delivery_limit.CHECKS,
     *reassign_causality.CHECKS,
     *conservation.CHECKS,
+    *exactly_once_put.CHECKS,
+    *exactly_once_get.CHECKS,
+    *topic_completeness.CHECKS,
 )

@@ -35,6 +35,8 @@ def test_the_commands_are_these() -> None:
         "chaos", "simulate",
         "journal", "journal verify",
         "subscription", "subscription create", "subscription delete", "subscription ls",
+        "topic", "topic subscribe", "topic unsubscribe", "topic put", "topic get", "topic ls",
+        "topic info",
     }  # fmt: skip
 
 
@@ -50,7 +52,7 @@ def test_every_option_has_its_environment_variable(path: tuple[str, ...]) -> Non
 
 READING = [
     "ls", "info", "subs", "parked", "ping", "check", "journal verify", "subscription ls",
-    "list_queues", "list_consumers", "sub", "export",
+    "list_queues", "list_consumers", "sub", "export", "topic get", "topic ls", "topic info",
 ]  # fmt: skip
 
 

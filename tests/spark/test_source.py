@@ -50,6 +50,7 @@ from broker.core.records import (
     SubscriptionDeleted,
     message_count,
 )
+from broker.core.topics import records as topics
 from broker.errors import JournalError
 from broker.journal import archive as archives
 from broker.journal import codec
@@ -139,7 +140,7 @@ def every_kind(channel: str) -> list[Record]:
     ]  # fmt: skip
 
 
-def write(path: Path, **channels: list[Record]) -> Path:
+def write(path: Path, **channels: list[Any]) -> Path:
     """A closed store with these journals."""
     journal = SqliteJournal(path)
     for name, records in channels.items():
@@ -323,6 +324,46 @@ def test_every_field_of_every_kind_has_a_column() -> None:
         if field.name not in schema.BY_NAME and field.name not in renamed
     }
     assert not missing
+
+
+def every_topic_kind(name: str) -> list[Any]:
+    """One record of each kind that a topic's journal can hold, a put of several formats too."""
+    return [
+        topics.TopicCreated(1, name, 7, {"backlog_count_max": 5}),
+        topics.TopicSubscribed(2, "bob", "b-1", 1, 8, 0),
+        topics.Put(3, "ann", "a-1", 1, 1, 9, 77, 0, [b"one", b""]),
+        topics.Put(4, "ann", "a-1", 3, 3, 11, 78, [1, 2], [b"t\xc3\xa4xt", b"{}"]),
+        topics.Confirmed(5, "bob", 8, 1, 3),
+        topics.ClientTakenOver(6, "bob", "b-2"),
+        topics.TopicUnsubscribed(7, "bob", 2, 8, 3, 1),
+    ]
+
+
+def test_every_field_of_every_kind_of_a_topic_has_a_column() -> None:
+    assert {item.kind for item in every_topic_kind("t")} == set(topics.TOPIC_RECORD_TYPES)
+    missing = {
+        f"{cls.__name__}.{field.name}"
+        for cls in topics.TOPIC_RECORD_TYPES.values()
+        for field in fields(cls)
+        if field.name not in schema.BY_NAME and field.name != "name"
+    }
+    assert not missing
+
+
+def test_the_frame_has_what_was_written_of_a_topic_beside_a_channel(tmp_path: Path) -> None:
+    records = every_topic_kind("prices")
+    path = write(tmp_path / "journal.db", **{"orders": every_kind("orders"),
+                                             "topic:prices": records})  # fmt: skip
+    rows = read(store=path)
+    assert rows[: len(every_kind("orders"))] == expected_journal(orders=every_kind("orders"))
+    for row, record in zip(rows[len(every_kind("orders")) :], records, strict=True):
+        wanted = expected(row["channel"], row["sequence"], record)
+        if isinstance(record, topics.TopicCreated):
+            wanted["policy"] = json.dumps(record.policy, sort_keys=True)
+        if isinstance(record, topics.Put):
+            listed = [record.formats] if isinstance(record.formats, int) else record.formats
+            wanted |= {"formats": listed, "bodies_crc": crc32(b"".join(record.bodies))}
+        assert row == wanted and row["intact"]
 
 
 def test_the_frame_has_what_was_written_of_every_kind(spark: SparkSession, store: Path) -> None:

@@ -126,6 +126,7 @@ def _surely_not_done(error: BrokerError) -> bool:
 def put_all(
     known: Topics, tally: Tally, found: Iterator[list[bytes]], interrupt: Interrupt
 ) -> None:
+    """Put what is found, until its end, a failure that concerns all of it, or a signal."""
     for piece in pieces(found):
         tally.put(known, piece)
         if tally.go_on_from is not None:
@@ -150,6 +151,7 @@ def resume(known: Topics) -> list[Receipt]:
 def refuse_mixture(
     messages: list[str] | None, file: Path | None, whole: bool, binary: bool, json_bodies: bool
 ) -> None:
+    """Refuse options that exclude each other."""
     if messages and (file is not None or whole):
         raise UsageProblem(
             "messages are given, and --file or --whole too", "leave one of them out"
@@ -162,6 +164,7 @@ def refuse_mixture(
 def open_input(
     messages: list[str] | None, file: Path | None, whole: bool, interrupt: Interrupt
 ) -> Iterator[Iterator[list[bytes]]]:
+    """Where the messages come from, as batches of any size."""
     if messages:
         yield iter([[os.fsencode(message) for message in messages]])
         return

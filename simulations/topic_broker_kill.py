@@ -12,9 +12,9 @@ import sys
 from simulations.stage.script import Script, main
 from simulations.stage.topic_processes import TOPIC, Getter, Putter, TopicBroker, open_client
 
-COUNT = 500
+COUNT = 300
 RATE = 200.0
-KILL_AT = (60, 160, 260)  # messages got
+KILL_AT = (40, 100, 160)  # messages got
 SMALL = "small"
 
 

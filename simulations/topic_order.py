@@ -25,7 +25,7 @@ def story(script: Script) -> None:
     readers = {
         "all-1": Getter(script, "all-1", where, topics=TOPICS, batch=7),
         "all-2": Getter(script, "all-2", where, topics=TOPICS, batch=50),
-        "all-3": Getter(script, "all-3", where, topics=TOPICS, two_steps=True),
+        "all-3": Getter(script, "all-3", where, topics=TOPICS, batch=5, two_steps=True),
         "some": Getter(script, "some", where, topics=TOPICS[:2], batch=10),
     }
     for reader in readers.values():

@@ -526,7 +526,13 @@ class TopicsHost:
 
     def overview(self) -> list[dict[str, Any]]:
         """All topics in numbers."""
-        return [self.statistics(name) for name in self.topics()]
+        found = []
+        for name in self.topics():
+            try:
+                found.append(self.statistics(name))
+            except TopicNotFound:
+                pass  # removed since
+        return found
 
     def statistics(self, name: str, clients: int = 0) -> dict[str, Any]:
         """One topic in numbers; with ``clients`` up to so many of its subscribers."""

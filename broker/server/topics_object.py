@@ -63,7 +63,8 @@ class TopicsObject:
         command = c.Unsubscribe(
             *_who(client, instance), _number(request, "request"), _number(ticket, "ticket")
         )
-        return self._host.settle(_topic(topic), command)
+        # Made if it must be, to remember the request: an older one may still be on its way.
+        return self._host.settle(_topic(topic), command, create=True)
 
     # Messages.
 

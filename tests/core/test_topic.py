@@ -223,6 +223,14 @@ def test_two_state_directories_under_one_id_are_refused_until_one_takes_over() -
         driven.put("ann", b"2")
 
 
+def test_an_id_that_the_topic_does_not_know_can_be_taken_over_as_well() -> None:
+    """So that a call of the lost directory, on its way since before, does not claim it."""
+    driven = Driven()
+    assert not driven.do(c.TakeOver("ann", "new"))["known"]
+    with pytest.raises(ClientElsewhere):
+        driven.do(c.Subscribe("ann", "old", 1))
+
+
 def test_limits_on_subscribers_and_clients_are_errors() -> None:
     driven = Driven(subscriber_count_max=1, client_count_max=2)
     driven.subscribe("ann")

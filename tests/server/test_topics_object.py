@@ -17,6 +17,7 @@ from broker.errors import (
     ChannelNotFound,
     MessageTooLarge,
     NotSubscribed,
+    RequestOvertaken,
     SequenceGap,
     TopicFull,
     TopicNotFound,
@@ -89,7 +90,7 @@ def test_a_topic_is_made_and_registered_when_somebody_subscribes_or_puts(
             assert invoke(proxy, "statistics")["name"] == name
     with pytest.raises(ChannelNotFound):
         service.names.lookup("topic.nothing")
-    for verb, *more in (("statistics",), ("get", "ann", 0), ("unsubscribe", "ann")):
+    for verb, *more in (("statistics",), ("get", "ann", 0), ("confirm", "ann", 0)):
         with pytest.raises(TopicNotFound):
             invoke(topics, verb, "nothing", *more)
 
@@ -164,3 +165,9 @@ def test_an_empty_answer_in_columns_has_empty_columns(topics: Any) -> None:
     ticket = invoke(topics, "subscribe", "news", "ann", "i")["ticket"]
     answer = invoke(topics, "get_columns", "ann", "i", {"news": [ticket, 0]}, 5, 0.0)
     assert not answer["bodies"] and not answer["names"] and answer["topics"]["news"]["last"] == 0
+
+
+def test_a_late_subscribe_is_not_done_after_an_unsubscribe_that_found_no_topic(topics: Any) -> None:
+    assert not invoke(topics, "unsubscribe", "later", "ann", "i", 2)["was"]
+    with pytest.raises(RequestOvertaken):
+        invoke(topics, "subscribe", "later", "ann", "i", 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -448,12 +449,16 @@ def test_a_state_directory_that_was_put_back_is_told_and_can_take_over(
 
 
 def test_a_message_that_cannot_be_written_down_is_not_handed_out_and_not_lost(
-    stage: Stage,
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ann = stage.client("ann")
     ann.subscribe("news")
     ann.put("news", 1)
-    ann._opened.state._db.execute("PRAGMA query_only=ON")
+
+    def full(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(ann._opened.state, "_save", full)
     with pytest.raises(StateUnusable):
         ann.get("news")
     # It must not tell the broker that it has what it could not write down.

@@ -370,7 +370,10 @@ def _decide_take_over(topic: Topic, command: c.TakeOver, now_ms: int) -> c.Topic
     client = topic.clients.get(command.client)
     reply: dict[str, Any] = {"known": client is not None, "born": topic.born}
     if client is None:
-        return c.TopicDecision([], {**reply, "number": 0, "request": 0})
+        # Written down all the same: a late call of the lost directory must not claim the id.
+        _refuse_client(topic, command.client)
+        record = r.ClientTakenOver(now_ms, command.client, command.instance)
+        return c.TopicDecision([record], {**reply, "number": 0, "request": 0})
     place = topic.places.get(command.client)
     reply |= {"number": client.number, "request": client.request}
     if place is not None:
@@ -382,7 +385,7 @@ def _decide_take_over(topic: Topic, command: c.TakeOver, now_ms: int) -> c.Topic
 
 
 def _apply_taken_over(topic: Topic, record: r.ClientTakenOver) -> None:
-    topic.clients[record.subscriber].instance = record.instance
+    _client(topic, record.subscriber, record.instance).instance = record.instance
 
 
 def _client(topic: Topic, client: str, instance: str) -> Client:

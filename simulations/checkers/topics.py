@@ -238,7 +238,9 @@ class TopicsJudge:
         last = record.first + record.count - 1
         if stay is None or (stay.ticket, stay.confirmed + 1) != (record.ticket, record.first):
             text = f"{client} confirms from {record.first} on by ticket {record.ticket}"
-            self._report(GET, topic, sequence, text)
+            same = stay is not None and stay.ticket == record.ticket
+            hole = stay is not None and same and record.first > stay.confirmed + 1
+            self._report(COMPLETE if hole else GET, topic, sequence, text)
             return
         if last > len(life.bodies) or record.count < 1:
             self._report(GET, topic, sequence, f"{client} confirms {last}, which was never put")

@@ -28,7 +28,7 @@ from tests.spark.test_planted import Found, judge
 pytestmark = pytest.mark.timeout(300)
 
 #: What one audit of a channel and a topic costs with Spark 4.3: without histories, and with them.
-#: Most of the latter are broadcasts of small frames. A frame that is made twice shows here.
+#: As measured; a frame that is made twice shows here.
 JOBS_MAX = (21, 56)
 
 

@@ -106,6 +106,13 @@ def test_put_many_is_one_call_and_its_receipt_is_of_the_last(ann: Topics, name: 
         ann.put_many(name, [])
 
 
+def test_last_put_is_the_number_of_the_last_message_that_is_surely_there(
+    ann: Topics, name: str
+) -> None:
+    assert ann.last_put(name) == 0
+    assert ann.put_many(name, ["a", "b"]).number == ann.last_put(name) == 2
+
+
 def test_get_any_reads_all_topics_in_the_order_of_acceptance(
     ann: Topics, bob: Topics, name: str
 ) -> None:

@@ -159,7 +159,11 @@ class Topics:
     # Ending.
 
     def close(self) -> None:
-        """Let the state directory go. Whoever waits in a get is sent away."""
+        """Let the state directory go. Whoever waits in a get is sent away.
+
+        The broker is told what came last, so that it need not keep it for this client.
+        """
+        self._gets.tell()
         self._opened.close()
 
     def __enter__(self) -> Topics:

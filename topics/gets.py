@@ -26,6 +26,7 @@ class Gets:
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
+        self._untold: set[str] = set()  # topics of which the broker does not know the last get
 
     def get(self, topic: str | None, count: int, wait_s: float) -> list[TopicMessage]:
         """The next messages of a topic, or of all (None). They are the caller's."""
@@ -48,6 +49,26 @@ class Gets:
             opened.requests.call("confirm", lambda: Call(arguments), tries=1)
         except NoSuccess:
             pass  # the next get says it again
+
+    def tell(self) -> None:
+        """Say what came last, which the next get would say, so that the broker can release it.
+
+        Best effort, once: whoever is not told keeps it for this client until its next life.
+        """
+        opened = self._opened
+        try:
+            with opened.lock:
+                opened.refuse_closed()
+                topics = sorted(self._untold & set(opened.ledger.subscribed()))
+                self._untold.clear()
+                asked = opened.ledger.asked(topics)
+            if not asked:
+                return
+            # What it answers is not written down as received, and so comes again.
+            arguments = (opened.client, opened.instance, asked, 1, 0.0)
+            opened.requests.call("get_columns", lambda: Call(arguments), tries=1)
+        except (NoSuccess, BrokerError):
+            pass
 
     # Asking.
 
@@ -134,6 +155,7 @@ class Gets:
             for message in last.values():
                 opened.ledger.received(message.topic, message.ticket, message.id)
         opened.history.got(messages)
+        self._untold |= last.keys()
 
     def _show(self, messages: Sequence[TopicMessage]) -> None:
         self._opened.history.received(messages)

@@ -6,7 +6,7 @@ import json
 import sqlite3
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import pytest
 from pyspark.sql import SparkSession
@@ -17,6 +17,7 @@ from broker.journal import bases
 from broker.journal.archive import export_channel
 from broker.journal.recovery import recover_topic
 from broker.journal.sqlite import SqliteJournal
+from broker.server.service import Service, Settings
 from fairlead.command import run
 from spark import checks, scan, topic_frame
 from spark.audit import Question
@@ -24,6 +25,7 @@ from tests.spark import planted, planted_topics
 from tests.spark.test_audit import judge as verdict_of
 from tests.spark.test_audit import named
 from tests.spark.test_planted import Found, judge
+from topics import Topics
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -152,6 +154,70 @@ def test_a_fault_in_the_histories_of_a_topic_is_found_by_its_name_alone(
     with_histories: tuple[dict[str, Any], Found], name: str
 ) -> None:
     assert with_histories[1][journal(name)] == {planted_topics.HISTORY_PLANTS[name][0]}
+
+
+def live(folder: Path, name_server: str, restart: Callable[[], None]) -> None:
+    """Three clients over two topics, with a restart of the broker, a second subscription, a second
+    life, one and two steps, one topic and all."""
+
+    def client(name: str) -> Topics:
+        return Topics(
+            name, folder / "state", name_server=name_server, timeout_s=5.0,
+            history=folder / "histories",
+        )  # fmt: skip
+
+    with client("ann") as ann, client("bob") as bob, client("eve") as eve:
+        for reader in (ann, bob):
+            for topic in ("news", "sport"):
+                reader.subscribe(topic)
+        for number in range(30):
+            eve.put_many(("news", "sport")[number * 7 % 3 % 2], [f"{number}-{n}" for n in range(3)])
+            if number % 3 == 0:
+                ann.put("news", f"ann-{number}")
+                ann.get_any_many(5)
+            if number == 15:
+                restart()
+                bob.unsubscribe("sport")
+                bob.subscribe("sport")
+        while bob.get_many("news", 4):
+            pass
+        while messages := ann.receive_any(7):
+            for message in messages:
+                ann.confirm(message)
+    with client("bob") as bob:
+        bob.put("sport", "again")
+        while bob.get_any_many(50):
+            pass
+    with client("ann") as ann:
+        assert [message.body for message in ann.get_many("sport", 5)] == ["again"]
+
+
+def test_what_real_clients_and_a_real_broker_wrote_is_valid(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    service = Service(
+        Settings(store=str(tmp_path / "real.db"), name_server_port=0, keep_topics=True)
+    ).start()
+    address = f"{service.names.host}:{service.names.port}"
+
+    def restart() -> None:
+        nonlocal service
+        port = service.names.port
+        service.close()
+        service = Service(
+            Settings(store=str(tmp_path / "real.db"), name_server_port=port, keep_topics=True)
+        ).start()
+
+    live(tmp_path, address, restart)
+    service.close()
+    place = scan.Place(str(tmp_path / "real.db"), None)
+    verdict, found = judge(
+        spark, Question(place, None, str(tmp_path / "histories"), drained=True)
+    )
+    assert found == {"topic:news": set(), "topic:sport": set()}
+    assert verdict["verdict"] == "valid" and verdict["reasons"] == []
+    rows = {check["name"]: check["compared"] for check in verdict["checks"]}
+    assert all(rows[name] > 100 for name in TOPIC_ANOMALIES)
 
 
 # Topics that were released in part, and what proves nothing.

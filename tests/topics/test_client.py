@@ -106,6 +106,16 @@ def test_put_many_is_one_call_and_its_receipt_is_of_the_last(ann: Topics, name: 
         ann.put_many(name, [])
 
 
+def test_closing_tells_the_broker_what_came_last(stage: Stage, name: str) -> None:
+    """So that it is released without a further get, and an audit finds nothing owed."""
+    with stage.client("teller") as teller:
+        teller.subscribe(name)
+        teller.put_many(name, ["a", "b"])
+        assert len(teller.get_many(name, 2)) == 2
+        assert stage.service.topics.statistics(name)["backlog"] == 2
+    assert stage.service.topics.statistics(name)["backlog"] == 0
+
+
 def test_last_put_is_the_number_of_the_last_message_that_is_surely_there(
     ann: Topics, name: str
 ) -> None:

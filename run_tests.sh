@@ -14,7 +14,11 @@ ensure_java || exit 1
 failed=()
 "$PYTHON" -m ruff check --quiet . || failed+=("ruff")
 "$PYTHON" -m mypy --no-error-summary || failed+=("mypy")
-"$PYTHON" -m pytest -q "$@" || failed+=("pytest")
+# Each test has a store, ports and processes of its own, so two files may run at the same time. A file
+# stays with one worker, which starts Spark once for it.
+workers=()
+[ "$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)" -ge 2 ] && workers=(-n 2 --dist loadfile)
+"$PYTHON" -m pytest -q ${workers[@]+"${workers[@]}"} "$@" || failed+=("pytest")
 
 if [ "${#failed[@]}" -gt 0 ]; then
     say "FAILED: ${failed[*]}"

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import Any, Callable, Iterable, NamedTuple, Protocol
+from typing import Any, Callable, Collection, Iterable, NamedTuple, Protocol
 
 from broker.core.topics import Topic, TopicPolicy
 from broker.core.topics import commands as c
@@ -106,6 +106,7 @@ class Held:
         """
         # A directory that has taken the id over counts from 1 again; nobody else may move it.
         self.topic.known(client, instance)
+        self._refuse_many(self._orders, client)
         newest_instance, newest = self._orders.get(client, (instance, (0, 0)))
         if instance == newest_instance and order <= newest:
             raise CallOvertaken(
@@ -120,6 +121,7 @@ class Held:
         if request is None:
             return
         self.topic.known(client, instance)
+        self._refuse_many(self._requests, client)
         newest_instance, newest = self._requests.get(client, (instance, 0))
         if instance == newest_instance and request < newest:
             raise RequestOvertaken(
@@ -128,6 +130,15 @@ class Held:
                 request=newest,
             )
         self._requests[client] = (instance, request)
+
+    def _refuse_many(self, book: Collection[str], client: str) -> None:
+        """Also who is only refused, and so no client of the topic, is remembered here."""
+        limit = self.topic.policy.client_count_max
+        if client not in book and len(book) >= limit:
+            raise LimitReached(
+                f"client {client} cannot use topic {self.topic.name}: calls of {limit} clients are "
+                "remembered since the broker was started, which is its limit (client_count_max)"
+            )
 
     def note(self, sequence: int, record: AnyRecord) -> None:
         """Remember where messages are in the journal."""
@@ -375,8 +386,8 @@ class TopicsHost:
         with self._lock:
             self._refuse_closed()
             helds = [self._find(name) for name in asked]
-            # All are looked at before any is changed, so that an error changes nothing.
-            for held in helds:
+            # Of several all are looked at before any is changed: an error changes nothing.
+            for held in helds if len(helds) > 1 else ():
                 held.topic.decide(asked[held.topic.name], self._clock.now_ms())
             told = {held.topic.name: self._execute(held, asked[held.topic.name]) for held in helds}
             found = self._next(told, count_max, bytes_max)

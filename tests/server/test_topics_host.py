@@ -16,6 +16,7 @@ from broker.errors import (
     BrokerStopping,
     CallOvertaken,
     JournalError,
+    LimitReached,
     NotSubscribed,
     SequenceGap,
     TopicNotFound,
@@ -188,6 +189,21 @@ def test_a_put_that_got_stuck_is_not_done_after_a_newer_one(stage: Stage) -> Non
     with pytest.raises(SequenceGap):
         stage.put("p", b"9", number=9, order=(2, 1))
     assert stage.put("p", b"2", number=2, order=(2, 2))["number"] == 2
+
+
+def test_what_is_remembered_of_calls_is_bounded(tmp_path: Path) -> None:
+    stage = Stage(tmp_path / "small.db", policy=TopicPolicy(client_count_max=2))
+    for client in ("ann", "bob"):
+        stage.host.settle("news", c.Unsubscribe(client, client, 1), create=True)
+    with pytest.raises(LimitReached, match="client_count_max"):
+        stage.host.settle("news", c.Unsubscribe("eve", "eve", 1))
+    stage.put("ann", b"1", order=(1, 1))
+    stage.put("bob", b"1", order=(1, 1))
+    with pytest.raises(LimitReached, match="client_count_max"):
+        stage.put("eve", b"1", order=(1, 1))
+    assert len(stage.host._held["news"]._orders) == len(stage.host._held["news"]._requests) == 2
+    stage.host.close()
+    stage.journal.close()
 
 
 # Trimming.
